@@ -304,7 +304,7 @@ class LabFolder:
         """Wait until so many trainings have begun to measure."""
 
         def at_work() -> bool:
-            self._check_started()
+            self.check_started()
             begun = [(run / "metrics.jsonl").exists() and not file_of(run, "exit.json").exists() for run in self.runs()]
             return sum(begun) >= n
 
@@ -312,12 +312,12 @@ class LabFolder:
 
     def until_ended(self, n: int) -> None:
         def ended() -> bool:
-            self._check_started()
+            self.check_started()
             return self.count(state="ended") >= n
 
         until(ended, f"the end of {n} run(s)")
 
-    def _check_started(self) -> None:
+    def check_started(self) -> None:
         """There is no point in waiting for what a command does that has failed."""
         for running in self._started:
             assert not running.process.poll(), running.error

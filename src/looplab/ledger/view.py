@@ -212,8 +212,8 @@ class StudyView:
 
     def events_of(self, kind: str, run: str | None = None) -> list[dict[str, Any]]:
         """Return the data of all events of a kind, oldest first, each with its `run`."""
-        sql = "SELECT run, data FROM events WHERE study=? AND kind=? AND (?3 IS NULL OR run=?3) ORDER BY seq"
-        rows = self.ledger.rows(sql, (self.name, kind, run))
+        sql = "SELECT run, data FROM events WHERE study=? AND kind=? AND (? IS NULL OR run=?) ORDER BY seq"
+        rows = self.ledger.rows(sql, (self.name, kind, run, run))
         return [{**load_own_json(row["data"]), "run": row["run"]} for row in rows]
 
     def objective(self) -> str | None:
@@ -285,10 +285,10 @@ class StudyView:
     def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
         """Proposals in the queue, oldest first."""
         sql = (
-            "SELECT * FROM proposals WHERE study=?1 AND status='waiting' AND (?2 IS NULL OR proposer=?2)"
-            " ORDER BY id LIMIT ?3"
+            "SELECT * FROM proposals WHERE study=? AND status='waiting' AND (? IS NULL OR proposer=?)"
+            " ORDER BY id LIMIT ?"
         )
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))]
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, proposer, limit))]
 
     def count_waiting(self) -> int:
         sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
@@ -306,8 +306,8 @@ class StudyView:
 
     def count_proposals(self, proposer: str | None = None) -> int:
         """Return how many proposals there were, of one proposer or of all."""
-        sql = "SELECT count(*) FROM proposals WHERE study=?1 AND (?2 IS NULL OR proposer=?2)"
-        return int(self.ledger.rows(sql, (self.name, proposer))[0][0])
+        sql = "SELECT count(*) FROM proposals WHERE study=? AND (? IS NULL OR proposer=?)"
+        return int(self.ledger.rows(sql, (self.name, proposer, proposer))[0][0])
 
     def proposals_by_proposer(self) -> dict[str, int]:
         """Return how many proposals each proposer made, by name."""
@@ -331,8 +331,8 @@ class StudyView:
     def count_before(self, proposal: int) -> int:
         """Return how many proposals and planned runs are ahead of a proposal in the queue."""
         queries = (
-            "SELECT count(*) FROM proposals WHERE study=?1 AND id<?2 AND status='waiting'",
-            "SELECT count(*) FROM runs WHERE study=?1 AND proposal<?2 AND state='planned'",
+            "SELECT count(*) FROM proposals WHERE study=? AND id<? AND status='waiting'",
+            "SELECT count(*) FROM runs WHERE study=? AND proposal<? AND state='planned'",
         )
         return sum(int(self.ledger.rows(sql, (self.name, proposal))[0][0]) for sql in queries)
 
@@ -341,10 +341,10 @@ class StudyView:
     def progress(self) -> tuple[int, int, str | None, int]:
         """Return the number of ended runs, of all runs, the best run, and the last round: what proposals depend on."""
         sql = (
-            "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
-            " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
+            "SELECT (SELECT count(*) FROM runs WHERE study=? AND state='ended'), (SELECT count(*) FROM runs WHERE"
+            " study=?), (SELECT best FROM studies WHERE name=?), (SELECT max(n) FROM rounds WHERE study=?)"
         )
-        ended, runs, best, round_ = self.ledger.rows(sql, (self.name,))[0]
+        ended, runs, best, round_ = self.ledger.rows(sql, (self.name,) * 4)[0]
         return ended, runs, best, round_ or 0
 
     def last_end(self) -> float | None:
@@ -370,8 +370,8 @@ class StudyView:
     def _last_run(self) -> int:
         """The number of the last run; also of one that was planned, never started, and lost with its plan."""
         sql = (
-            "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?1), 0),"
-            " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?2), 0))"
+            "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?), 0),"
+            " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?), 0))"
         )
         return int(self.ledger.rows(sql, (self.name, LAST_NUMBER + self.name))[0][0])
 
@@ -459,10 +459,10 @@ class StudyView:
         name = mend_text(name)
         where, parameters = "id=?", (self.name, name)  # type: tuple[str, tuple[Any, ...]]
         if name.upper() == "LATEST":
-            where = "n=(SELECT max(n) FROM runs WHERE study=?1 AND role!='imported')"
-            parameters = (self.name,)
+            where = "n=(SELECT max(n) FROM runs WHERE study=? AND role!='imported')"
+            parameters = (self.name, self.name)
         elif name.upper() == "BEST":
-            where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.name,)
+            where, parameters = "id=(SELECT best FROM studies WHERE name=?)", (self.name, self.name)
         elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
             where, parameters = "n=?", (self.name, int(name))
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
@@ -543,7 +543,7 @@ class StudyView:
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
             " ORDER BY n DESC LIMIT ?"
         )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))][::-1]
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, proposer, limit))][::-1]
 
     def begun_with(self, warm: str | None) -> RunRow:
         """The first run that began with these weights."""

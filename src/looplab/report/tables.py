@@ -186,8 +186,8 @@ def _read_table(db: Ledger, name: str, study: str | None) -> pa.Table:
     import pyarrow as pa
 
     kinds = {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({name})")}
-    sql = f"SELECT * FROM {name} WHERE ?1 IS NULL OR study=?1 ORDER BY {_ORDER[name]}"  # noqa: S608 (fixed texts)
-    rows = db.execute(sql, (study,)).fetchall()
+    sql = f"SELECT * FROM {name} WHERE ? IS NULL OR study=? ORDER BY {_ORDER[name]}"  # noqa: S608 (fixed texts)
+    rows = db.execute(sql, (study, study)).fetchall()
     columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(kinds)
     arrays = [archive.column(column, kind) for column, kind in zip(columns, kinds.values(), strict=True)]
     return pa.Table.from_arrays(arrays, list(kinds))

@@ -147,8 +147,8 @@ class RunWriter(StudyView):
         """Plans of runs that have ended are not needed any more."""
         with self.ledger.write():
             self.ledger.execute(
-                "DELETE FROM plans WHERE study=?1 AND run IN (SELECT id FROM runs WHERE study=?1 AND state='ended')",
-                (self.name,),
+                "DELETE FROM plans WHERE study=? AND run IN (SELECT id FROM runs WHERE study=? AND state='ended')",
+                (self.name, self.name),
             )
 
     def started(self, run: str, pid: int | None, at: float) -> None:

@@ -14,6 +14,7 @@ from looplab.measure.summary import (
     Directions,
     MetricSummary,
     Summariser,
+    digest,
     from_dict,
     objective_value,
     to_dict,
@@ -207,3 +208,13 @@ def test_a_mean_needs_the_values_it_is_of() -> None:
 def test_an_objective_at_an_unknown_place_is_an_error(at: str) -> None:
     with pytest.raises(LabError, match="first, last, best"):
         parse_at(at)
+
+
+def test_metrics_that_repeat_a_setting_do_not_tell_two_runs_apart() -> None:
+    def measured(lr: float, loss: float) -> str | None:
+        summariser = Summariser()
+        summariser.add({"train/lr": Curve([0.0], [lr]), "loss": Curve([0.0], [loss])})
+        return digest(summariser.result(), ["optim.lr"])
+
+    assert measured(0.1, 2.0) == measured(0.2, 2.0)
+    assert measured(0.1, 2.0) != measured(0.1, 3.0)

@@ -152,7 +152,9 @@ class Recorder:
             files = self._hide_secrets(run, run_dir, left) if is_there else {}
         self._add_fingerprint(run, run_dir, summary)
         row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
-        measured = digest(metrics.summariser.result()) if metrics is not None and objective is not None else None
+        measured = None
+        if metrics is not None and objective is not None:
+            measured = digest(metrics.summariser.result(), self._setup.study.knobs)
         summary["measured"] = measured
         notes = self._notes.setdefault(run.id, [])
         if measured is not None:

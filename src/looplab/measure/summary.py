@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, Literal
@@ -146,12 +146,22 @@ def is_clock(metric: str) -> bool:
     return not _CLOCKS.isdisjoint(words) or "per_sec" in metric or "/s" in metric
 
 
-def digest(metrics: Mapping[str, MetricSummary]) -> str | None:
-    """Return a hash of a run's metrics without times and memory, equal for bit-identical runs; None without metrics."""
+def plain_name(name: str) -> str:
+    """Return the last part of a name in lower-case letters and digits: `optim.learning-rate` is `learningrate`."""
+    return re.sub(r"[^a-z0-9]", "", re.split(r"[./]", name)[-1].lower())
+
+
+def digest(metrics: Mapping[str, MetricSummary], settings: Collection[str] = ()) -> str | None:
+    """Return a hash of a run's metrics without times and memory, equal for bit-identical runs; None without metrics.
+
+    Args:
+        settings: Names of settings. A metric of such a name repeats what the trainer was given, and is left out.
+    """
+    echoed = {plain_name(name) for name in settings}
     values = [
         (name, m.first, m.last, m.best, m.best_step, m.last_step, m.min, m.max, m.n, m.nan)
         for name, m in sorted(metrics.items())
-        if m.n and not is_clock(name)
+        if m.n and not is_clock(name) and plain_name(name) not in echoed
     ]
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16] if values else None
 

@@ -21,7 +21,7 @@ from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
 from looplab.measure.splits import KINDS, kind_of_split
-from looplab.measure.summary import METRIC_WORDS, Directions, is_clock
+from looplab.measure.summary import METRIC_WORDS, Directions, is_clock, plain_name
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
@@ -443,15 +443,8 @@ def compare(one: Observation, other: Observation) -> Comparison | None:
     Times, and metrics that only repeat a setting, are left out: a script that prints its options has not used them yet.
     """
     ours, theirs = ({metric.name: metric for metric in run.metrics} for run in (one, other))
-    echoed = {_plain(name.rpartition(".")[2]) for name in one.settings}
-    shared = [
-        name
-        for name in ours
-        if name in theirs
-        and not is_clock(name)
-        and _plain(name) not in echoed
-        and _plain(name.split("/")[-1]) not in echoed
-    ]
+    echoed = set(map(plain_name, one.settings))
+    shared = [name for name in ours if name in theirs and not is_clock(name) and plain_name(name) not in echoed]
     if not shared:
         return None
     same = all(
@@ -462,10 +455,6 @@ def compare(one: Observation, other: Observation) -> Comparison | None:
     if one.settings == other.settings:
         return "same config, same numbers" if same else "same config, other numbers"
     return "no difference" if same else "difference"
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 # -- the objective
@@ -537,11 +526,11 @@ def rank_objectives(
     found = []
     metrics = list(metrics)
     directions = Directions()
-    echoed = {_plain(name.rpartition(".")[2]) for name in settings}
+    echoed = set(map(plain_name, settings))
     has_split = any(_split(metric.name) in ("val", "test") for metric in metrics)
     for metric in metrics:
         words = _result_words(metric.name)
-        if metric.last is None or not math.isfinite(metric.last) or _plain(metric.name) in echoed:
+        if metric.last is None or not math.isfinite(metric.last) or plain_name(metric.name) in echoed:
             continue
         if words & NOT_RESULTS and not words & RESULTS - NOT_RESULTS:
             continue

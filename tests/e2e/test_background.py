@@ -308,6 +308,7 @@ def test_sigterm_stops(lab, until) -> None:
 def test_a_signal_that_comes_while_a_run_is_prepared_holds_for_this_run_too(lab, until) -> None:
     slow = "#!/bin/sh\ntouch asked\nwhile [ ! -e answer ]; do sleep 0.01; done\nexit 1\n"
     lab.write("bin/git", slow).chmod(0o755)  # the capsule asks it for the commit
+    (lab.folder / ".git").mkdir()
     lab.base(sleep=3)
     engine = lab.start("run", env={"PATH": f"{lab.folder}/bin:{os.environ['PATH']}"})
     until((lab.folder / "asked").exists, "the question for the commit")

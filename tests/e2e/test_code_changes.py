@@ -53,10 +53,11 @@ def test_a_changed_trainer_is_told_on_the_terminal_in_the_book_status_verdict_an
     assert "the code differs" in events[0][0]
     assert "code differs" in (lab.outputs() / "report.md").read_text()
     assert "whole" in lab("verify").out
-    before = len(lab.ask("SELECT 1 FROM events WHERE kind='alarm'"))
+    alarms = f"SELECT 1 FROM events WHERE kind='alarm' AND data LIKE '%{said}%'"
+    before = len(lab.ask(alarms))
     lab("propose", "--change", "x@set=0.002", "--parent", "base")
     lab("run", "--rounds", "3")
-    assert len(lab.ask("SELECT 1 FROM events WHERE kind='alarm'")) == before  # told once
+    assert len(lab.ask(alarms)) == before == 1  # told once
 
 
 def test_a_changed_lab_file_is_told(judged: Any) -> None:

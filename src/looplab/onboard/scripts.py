@@ -138,7 +138,7 @@ def check_words(words: Sequence[str], folder: Path) -> None:
             hint=f"write {LAB_FILE} by hand, with launch.command: "
             f'[{", ".join(map(str, [*command, *words]))}, "{{flags}}"] (docs/lab-file.md)',
         )
-    if path.is_dir() and not (path / LAB_FILE).is_file():
+    if len(words) == 1 and path.is_dir() and not (path / LAB_FILE).is_file():
         found = [os.path.join(first, name) for name in trainers_in(path)]
         found = [os.path.normpath(name) for name in found]
         if found:

@@ -543,7 +543,7 @@ class StudyView:
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
             " ORDER BY n DESC LIMIT ?"
         )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, proposer, limit))][::-1]
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))][::-1]
 
     def begun_with(self, warm: str | None) -> RunRow:
         """The first run that began with these weights."""

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from looplab.errors import LabError
 from looplab.measure import stdout
 from looplab.measure.base import merge
+from looplab.measure.printed import read_line
 from looplab.measure.splits import has_split
 from looplab.measure.stdout import StdoutSource
+from looplab.measure.tables import Tables
 
 Points = dict[str, list[tuple[float, float]]]
 
@@ -425,3 +427,28 @@ def test_steps_grow_over_the_epochs(tmp_path: Path, lines: list[str], steps: lis
 def test_names_that_may_be_settings_are_held_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdout, "MAX_HELD", 2)
     assert set(read(tmp_path, "a: 1\nb: 1\nc: 1\na: 2\nc: 2\n")) == {"a"}
+
+
+def test_text_behind_a_table_of_bars_is_read(tmp_path: Path) -> None:
+    table = "┃ epoch ┃ train RMSE ┃ valid RMSE ┃\n│ 1     │ 0.9832     │ 0.9310     │\n"
+    found = read(tmp_path, f"{table}Validation RMSE: 0.8912  MAE: 0.7083\nSaved to model.npz\n")
+    assert found["valid_RMSE"] == [(1.0, 0.931)]
+    assert [value for _, value in found["Validation_RMSE"]] == [0.8912]
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *("│", "┃", "|", "─", "━", "+", "-", ":", "=", "/", "%", "#", ",", "{", "}", "[", "]", "'", '"', "  ", "\t", " "),
+        *("epoch", "step", "loss", "val", "train", "RMSE", "acc", "rollout/", "all", "E", "it/s", "1", "0.5", "1e-3"),
+        *("nan", "3/10", "50%|###", "12k", "a", "é", "值"),
+    ]
+)
+
+
+@given(st.lists(st.lists(FRAGMENTS, max_size=9).map("".join), max_size=12))
+def test_no_sequence_of_lines_is_an_error(lines: list[str]) -> None:
+    tables = Tables()
+    for line in lines:
+        tables.read(line)
+        read_line(line)
+    tables.finish()

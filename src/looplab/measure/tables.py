@@ -123,6 +123,8 @@ class Tables:
         if self._split == "gap" and len(cells) != len(columns):
             spaced = text.split()
             cells = spaced if len(spaced) == len(columns) else cells
+        if not cells:
+            return None
         label = "" if _LIKE_A_VALUE.match(cells[0]) else cells[0]
         loose = self._split == "bar" and len(columns) > 2
         if not loose and not all(map(_LIKE_A_VALUE.match, cells[1:] if label else cells)):

@@ -42,8 +42,13 @@ from typing import Any
 
 SHELF = Path(__file__).parents[1] / "tests/onboard/shelf"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "looplab/onboard"
-QUICK = ("argparse_options", "shell_wrapper", "timestamp_outputs")
-"""Trainers of less than a second that need nothing but numpy."""
+QUICK = (
+    *("argparse_options", "shell_wrapper", "timestamp_outputs", "env_vars", "json_config", "click_cli", "keras_prints"),
+    *("toml_config", "typer_cli", "absl_flags", "writes_source", "wandb_sweep_defaults"),
+)
+"""Trainers of a second or two."""
+QUICK_PEERS = ("argparse_options",)
+"""Those of them that other tools run, that are judged, and whose objective is guessed, with --quick."""
 PATIENCE_S = 600.0
 SEEDS = 3
 """Runs of the base until its verdict."""
@@ -168,6 +173,8 @@ class Bench:
 
     def __init__(self, python: str) -> None:
         self.python = python
+        self.judged = True
+        """Whether looplab's runs go on to the first verdict."""
 
     def environment(self, trainer: Trainer, **more: str) -> dict[str, str]:
         """The environment of somebody who has activated the trainers' environment."""
@@ -200,7 +207,7 @@ class Bench:
         words = ["sweep.yaml"] if trainer.is_sweep else trainer.command
         told = ["--objective", trainer.about["objective"], f"--{trainer.about['goal']}"]
         program = [sys.executable, "-m", "looplab"]
-        runs = str(SEEDS if trainer.about["seed"] else 1)
+        runs = str(SEEDS if trainer.about["seed"] and self.judged else 1)
         began = time.time()
         try:
             outcome.commands = 1
@@ -533,10 +540,13 @@ def main() -> None:
     shelf = trainers(options.python, options.names, options.quick)
     results: dict[str, dict[str, Outcome]] = {tool: {} for tool in tools}
     for trainer in shelf:
+        whole = bench.judged = not options.quick or trainer.name in QUICK_PEERS
         for tool, run in tools.items():
+            if tool != "looplab" and not whole:
+                continue
             with tempfile.TemporaryDirectory(prefix="looplab-onboard-") as scratch:
                 outcome = results[tool][trainer.name] = run(trainer, trainer.copy_to(Path(scratch)))
-            if tool == "looplab" and not trainer.is_sweep:
+            if tool == "looplab" and whole and not trainer.is_sweep:
                 with tempfile.TemporaryDirectory(prefix="looplab-onboard-") as scratch:
                     outcome.guess = bench.guess(trainer, trainer.copy_to(Path(scratch)))
             shown = f"{outcome.seconds:6.1f} s" if outcome.ok and outcome.seconds else "       -"
@@ -580,7 +590,7 @@ def _report(shelf: Sequence[Trainer], results: Mapping[str, Mapping[str, Outcome
     for peer, problem in unused.items():
         print(f"{PEERS[peer]:22} not run: {problem}")
         figures[f"{peer}_not_run"] = problem
-    asked = [trainer for trainer in shelf if not trainer.is_sweep]
+    asked = [trainer for trainer in shelf if ours[trainer.name].guess]
     hits = [trainer for trainer in asked if _same(ours[trainer.name].guess or "", trainer.about["objective"])]
     figures["seconds_to_first_verdict_median"] = _median([one.verdict_seconds for one in ours.values()])
     figures["guessed_objective_share"] = round(len(hits) / max(1, len(asked)), 3)

@@ -528,7 +528,7 @@ def main() -> None:
     tools: dict[str, Callable[[Trainer, Path], Outcome]] = {"looplab": bench.looplab}
     unused = {}
     for peer in filter(None, options.peers.split(",")):
-        if options.quick and peer == "ray":
+        if options.quick and peer in ("guild", "ray"):
             unused[peer] = "left out with --quick: it starts for longer than most trainers run"
             continue
         problem = prepare(peer, options.python, make=not options.quick)

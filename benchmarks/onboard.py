@@ -156,6 +156,8 @@ class Outcome:
     """Whether the first commands did not do."""
     seconds: float | None = None
     verdict_seconds: float | None = None
+    asked: bool = False
+    """Whether looplab was asked to guess the objective."""
     guess: str | None = None
     """The objective that was taken without being told."""
 
@@ -551,6 +553,7 @@ def main() -> None:
                 outcome = results[tool][trainer.name] = run(trainer, trainer.copy_to(Path(scratch)))
             if tool == "looplab" and whole and not trainer.is_sweep:
                 with tempfile.TemporaryDirectory(prefix="looplab-onboard-") as scratch:
+                    outcome.asked = True
                     outcome.guess = bench.guess(trainer, trainer.copy_to(Path(scratch)))
             shown = f"{outcome.seconds:6.1f} s" if outcome.ok and outcome.seconds else "       -"
             verdict = "ok" if outcome.ok and not outcome.edited else "edited" if outcome.ok else "no"
@@ -593,7 +596,7 @@ def _report(shelf: Sequence[Trainer], results: Mapping[str, Mapping[str, Outcome
     for peer, problem in unused.items():
         print(f"{PEERS[peer]:22} not run: {problem}")
         figures[f"{peer}_not_run"] = problem
-    asked = [trainer for trainer in shelf if ours[trainer.name].guess]
+    asked = [trainer for trainer in shelf if ours[trainer.name].asked]  # no guess is a wrong one
     hits = [trainer for trainer in asked if _same(ours[trainer.name].guess or "", trainer.about["objective"])]
     figures["seconds_to_first_verdict_median"] = _median([one.verdict_seconds for one in ours.values()])
     figures["guessed_objective_share"] = round(len(hits) / max(1, len(asked)), 3)

@@ -21,7 +21,7 @@ Why a winner is confirmed. The champion was measured once and is compared for th
 evaluation or the machine changes meanwhile, every later run looks better or worse than it. So a look that is won is
 taken again with the champion's runs on those seeds repeated, and promotes if p is still at most 0.05. Where a repeat
 measures exactly the same, one is enough. If each run adds 0.02 standard deviations to all later ones, this lowers the
-studies with a false promotion from 64 % to 5 %; of the true improvements of one standard deviation it costs 3 %.
+studies with a false promotion from 65 % to 3 %; of the true improvements of one standard deviation it costs 4 %.
 
 Why equal repeats raise an alarm. Repeats that are equal to the last digit have no spread to test against: either the
 seed does not reach the trainer, or the metric is too coarse. Such a challenger is not promoted until its repeats

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,6 +272,28 @@ def test_a_change_that_git_was_told_to_ignore_is_seen(lab: Path, flag: str) -> N
     assert found["dirty"] is True
     assert "+print(2)" in (lab / "outputs/s" / str(found["patch"])).read_text()
     assert run(lab, "ls-files", "-v", "train.py")[0] in "hS"  # its own index stays as it is
+
+
+def test_a_change_in_the_second_of_the_commit_is_seen_later(lab: Path) -> None:
+    """Git compares seconds, sizes and inodes; files as new as the index, it reads. A copy of the index must be as old."""
+    run(lab, "update-index", "--assume-unchanged", "train.py")
+    index = lab / ".git/index"
+    for n in itertools.count():
+        text = f"print({10 + n % 80})\n"
+        (lab / "train.py").write_text(text)
+        run(lab, "update-index", "--no-assume-unchanged", "train.py")
+        run(lab, "commit", "-qam", text)
+        run(lab, "update-index", "--assume-unchanged", "train.py")
+        committed = os.stat(lab / "train.py")
+        (lab / "train.py").write_text("print(99)\n")
+        changed = os.stat(lab / "train.py")
+        times = (committed.st_mtime, committed.st_ctime, changed.st_mtime, changed.st_ctime, index.stat().st_mtime)
+        if len(set(map(int, times))) == 1:
+            break
+    while int(time.time()) == int(changed.st_mtime):
+        time.sleep(0.01)
+    found = code(lab)
+    assert "+print(99)" in (lab / "outputs/s" / str(found["patch"])).read_text()
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ class Capsules:
         names = [name for tag, name in flagged if tag not in b"Ss" or os.path.lexists(os.path.join(top, name))]
         stdin = b"".join(name + b"\0" for name in names)
         index = f"{env['GIT_DIR']}/index"
-        shutil.copyfile(env["GIT_INDEX_FILE"], index)
+        shutil.copy2(env["GIT_INDEX_FILE"], index)  # with its time: git compares the content of files that are as new
         env = {**env, "GIT_INDEX_FILE": index}
         for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
             self._ask(env, "update-index", "-z", flag, "--stdin", stdin=stdin, where=Path(env["GIT_WORK_TREE"]))

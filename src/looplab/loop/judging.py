@@ -124,7 +124,8 @@ class StudyJudge:
         """Judge all configs if a run was added since the last call, and store the judge's state.
 
         Must be called inside a transaction. A config whose first run is still open is skipped, since the first run is
-        the one that a config is selected by.
+        the one that a config is selected by. Until there is a base, so is every config that was decided on after one
+        whose run is still open: the base is the first that works, not the first that ends.
 
         Args:
             open_runs: Planned and running runs of the study.
@@ -141,6 +142,11 @@ class StudyJudge:
                 first[run.point, run.warm] = min(run.n, first.get((run.point, run.warm), run.n))
         waiting = {key for key, n in first.items() if key in self._groups and n < self._groups[key].n}
         judge_state = self._judge_state()
+        if first and judge_state.champion not in dict(judge_state.verdicts):
+            oldest = min(first.values())
+            waiting |= {
+                key for key, group in self._groups.items() if group.n > oldest and group.run != judge_state.champion
+            }
         candidates = [candidate for candidate in self._candidates() if (candidate.point, candidate.warm) not in waiting]
         judgement = self._judge.evaluate(judge_state, candidates, self._held_out if self._study.holdout else None)
         judgement = self._with_differences(judgement)

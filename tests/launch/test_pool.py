@@ -62,14 +62,29 @@ def test_an_adopted_run_claims_its_slot() -> None:
 def test_a_prequeued_run_takes_over_the_slot() -> None:
     pool: SlotPool[str] = SlotPool([A])
     start(pool, "1")
-    assert pool.without_successor() == [("1", A)]
+    assert pool.without_successors(1) == [("1", A)]
     pool.prequeue("2", A, "second")
-    assert pool.without_successor() == []
+    assert pool.without_successors(1) == []
     assert pool.prequeued() == ["2"]
     assert pool.release("1") == (A, "second")
     assert pool.slot_of("2") is A
     assert pool.free == 0
     assert pool.prequeued() == []
+
+
+def test_several_prequeued_runs_take_over_in_their_order() -> None:
+    pool: SlotPool[str] = SlotPool([A])
+    start(pool, "1")
+    for run in ("2", "3"):
+        pool.prequeue(run, A, f"run {run}")
+    assert pool.without_successors(2) == []
+    assert pool.without_successors(3) == [("3", A)], "the next one follows the last of the line"
+    assert pool.release("1") == (A, "run 2")
+    assert pool.without_successors(2) == [("3", A)]
+    assert pool.forget("3") == "run 3"
+    assert pool.without_successors(1) == [("2", A)]
+    assert pool.release("2") is None
+    assert pool.free == 1
 
 
 def test_a_prequeued_run_can_be_cancelled() -> None:
@@ -138,7 +153,7 @@ def test_no_slot_is_lost_or_held_twice(steps: list[tuple[str, int]]) -> None:
             if slot is not None:
                 held[str(number)] = slot
         elif what == "prequeue":
-            for _, slot in pool.without_successor()[:1]:
+            for _, slot in pool.without_successors(1 + which)[:1]:
                 pool.prequeue(str(number), slot, str(number))
         elif what == "forget":
             for run in pool.prequeued()[:1]:
@@ -147,7 +162,7 @@ def test_no_slot_is_lost_or_held_twice(steps: list[tuple[str, int]]) -> None:
             run = running[which % len(running)]
             slot = held[run]
             if what == "reject":
-                if (run, slot) in pool.without_successor():
+                if (run, slot) in pool.without_successors(1):
                     pool.reject(run, None)
                     del held[run]
                 continue

@@ -327,3 +327,15 @@ def test_cores_of_one_run_do_not_stay_with_the_next(stand: Stand) -> None:
     executor.start(stand.spec(stand.python("import os; print(sorted(os.sched_getaffinity(0)))"), "r2"))
     stand.ends(executor, "r1", "r2")
     assert json.loads(stand.log("r2")) == cores
+
+
+def test_a_line_of_runs_continues_after_one_that_cannot_be_started(stand: Stand) -> None:
+    executor = stand.executor()
+    programs = [stand.python("print(1)"), ["/nonexistent"], stand.python("print(3)"), stand.python("print(4)")]
+    specs = [stand.spec(argv, f"r{n}") for n, argv in enumerate(programs)]
+    executor.start_all([(spec, f"r{n - 1}" if n else None) for n, spec in enumerate(specs)])
+    ends = stand.ends(executor, *(spec.run_id for spec in specs))
+    assert [ends[spec.run_id].ok for spec in specs] == [True, False, True, True]
+    assert ends["r1"].reason == "not started"
+    started = [ends[spec.run_id].started for spec in specs]
+    assert started == sorted(started)

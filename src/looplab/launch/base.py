@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,4 +203,13 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release all resources. Runs continue."""
+        ...
+
+
+@runtime_checkable
+class BatchExecutor(Executor, Protocol):
+    """An executor to which several starts can be handed over at once, which costs less than one after another."""
+
+    def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
+        """Request several starts, each as `start` does with this spec and `after`."""
         ...

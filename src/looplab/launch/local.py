@@ -109,6 +109,30 @@ def _encode_message(message: dict[str, Any]) -> bytes:
         return json.dumps(message).encode()
 
 
+def _encode_start(spec: LaunchSpec, after: str | None, folder: str, record: str) -> bytes:
+    """Return the message that starts a run."""
+    return _encode_message(
+        {
+            "op": "start",
+            "id": spec.run_id,
+            "after": after,
+            "dir": folder,
+            "record": record,
+            "path": spec.path,
+            "argv": list(spec.argv),
+            # This variable marks every process of the run, whatever its session or parent.
+            "env": {**spec.env, "LOOPLAB_RUN_DIR": folder},
+            "cwd": str(spec.cwd),
+            "cores": list(spec.slot.cores),
+            "locks": [str(path) for path in lock_paths(spec.slot)],
+            "label": folder,
+            "timeout": spec.timeout,
+            "grace": spec.grace,
+            "cleanup_timeout": spec.cleanup_timeout,
+        }
+    )
+
+
 def _decode_message(line: bytes) -> dict[str, Any]:
     """Return a message of the supervisor."""
     try:
@@ -328,7 +352,7 @@ def _lost_exit(message: str, process: dict[str, Any] | None) -> Exit:
 
 
 class LocalExecutor:
-    """Runs trainers on this machine; see `Executor` for the contract.
+    """Runs trainers on this machine; see `Executor` and `BatchExecutor` for the contract.
 
     New runs are started by a supervisor process. Runs of an earlier engine, or of a supervisor that was killed, are
     adopted: watched by pidfd, with their limits enforced here if their supervisor is gone.
@@ -359,37 +383,27 @@ class LocalExecutor:
     # -- the contract
 
     def start(self, spec: LaunchSpec, after: str | None = None) -> None:
-        run_id, folder = spec.run_id, _absolute(spec.run_dir)
-        record = folder if spec.record_dir is None else _absolute(spec.record_dir)
-        if self._knows(run_id):
+        self.start_all([(spec, after)])
+
+    def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
+        lines: list[bytes] = []
+        folders: dict[str, tuple[str, str]] = {}
+        for spec, after in starts:
+            if self._knows(spec.run_id):
+                continue
+            if after in self._adopted or after in self._unidentified or after in self._unreachable:
+                # That run has another supervisor, or none: wait for it here.
+                self._pending[spec.run_id] = (after, spec, time.monotonic() + supervisor.MAX_PENDING_S)
+                continue
+            folder = _absolute(spec.run_dir)
+            record = folder if spec.record_dir is None else _absolute(spec.record_dir)
+            folders[spec.run_id] = folder, record
+            lines.append(_encode_start(spec, after, folder, record))
+        if not lines:
             return
-        if after in self._adopted or after in self._unidentified or after in self._unreachable:
-            # That run has another supervisor, or none: wait for it here.
-            self._pending[run_id] = (after, spec, time.monotonic() + supervisor.MAX_PENDING_S)
-            return
-        line = _encode_message(
-            {
-                "op": "start",
-                "id": run_id,
-                "after": after,
-                "dir": folder,
-                "record": record,
-                "path": spec.path,
-                "argv": list(spec.argv),
-                # This variable marks every process of the run, whatever its session or parent.
-                "env": {**spec.env, "LOOPLAB_RUN_DIR": folder},
-                "cwd": str(spec.cwd),
-                "cores": list(spec.slot.cores),
-                "locks": [str(path) for path in lock_paths(spec.slot)],
-                "label": folder,
-                "timeout": spec.timeout,
-                "grace": spec.grace,
-                "cleanup_timeout": spec.cleanup_timeout,
-            }
-        )
         for _ in range(SUPERVISOR_ATTEMPTS):
-            if self._send(line):
-                self._running[run_id] = folder, record
+            if self._send(b"\n".join(lines)):
+                self._running |= folders
                 return
         raise LabError("the supervisor process exits as soon as it is started", file=supervisor.__file__)
 

@@ -37,7 +37,7 @@ class SlotPool(Generic[NextT]):
     ) -> None:
         self._free = deque(slots)
         self._held: dict[str, Slot] = {}
-        self._next: dict[str, tuple[str, NextT]] = {}  # slot → the run that starts there next
+        self._next: dict[str, deque[tuple[str, NextT]]] = {}  # slot → the runs that start there next, in order
         self._blocked: dict[str, tuple[float, str]] = {}  # slot → when to check its device again, and why it waits
         self._why_busy = why_busy
         self._on_wait = on_wait
@@ -84,12 +84,13 @@ class SlotPool(Generic[NextT]):
         if slot is None:
             return None
         self._blocked.pop(slot.name, None)  # it was used, so a new wait is reported again
-        successor = self._next.pop(slot.name, None)
-        if successor is None:
+        successors = self._next.get(slot.name)
+        if not successors:
             self._free.append(slot)
             return None
-        self._held[successor[0]] = slot
-        return slot, successor[1]
+        next_run, what = successors.popleft()
+        self._held[next_run] = slot
+        return slot, what
 
     def reject(self, run: str, holder: str | None) -> None:
         """Free the slot of a run that was not started. With a holder of its device, the slot waits before it is used
@@ -102,21 +103,30 @@ class SlotPool(Generic[NextT]):
     # -- runs that start when another one ends
 
     def prequeue(self, run: str, slot: Slot, what: NextT) -> None:
-        """Note the run that starts in a held slot when its holder ends."""
-        self._next[slot.name] = (run, what)
+        """Note a run that starts in a held slot when its holder and those prequeued before have ended."""
+        self._next.setdefault(slot.name, deque()).append((run, what))
 
-    def without_successor(self) -> list[tuple[str, Slot]]:
-        """Return the runs that hold a slot on which nothing is prequeued, with their slots."""
-        return [(run, slot) for run, slot in self._held.items() if slot.name not in self._next]
+    def without_successors(self, n: int) -> list[tuple[str, Slot]]:
+        """Return the held slots with fewer than n prequeued runs, each with the last run of its line."""
+        found = []
+        for run, slot in self._held.items():
+            successors = self._next.get(slot.name, ())
+            if len(successors) < n:
+                found.append((successors[-1][0] if successors else run, slot))
+        return found
 
     def prequeued(self) -> list[str]:
         """Return the runs that are prequeued."""
-        return [run for run, _ in self._next.values()]
+        return [run for successors in self._next.values() for run, _ in successors]
 
     def forget(self, run: str) -> NextT | None:
         """Remove a prequeued run and return it; None if it is not prequeued."""
-        name = next((name for name, (one, _) in self._next.items() if one == run), None)
-        return self._next.pop(name)[1] if name is not None else None
+        for successors in self._next.values():
+            for one in successors:
+                if one[0] == run:
+                    successors.remove(one)
+                    return one[1]
+        return None
 
     # -- devices that others use
 

@@ -456,6 +456,7 @@ class Supervisor:
             message = f"cannot start {spec['path']} in {spec['cwd']}: {getattr(error, 'strerror', None) or error}"
             outcome = {"code": None, "signal": None, "reason": "not started", "message": message}
             self.record_exit(spec["id"], spec["record"], {**outcome, "started": now, "ended": now})
+            self.start_pending(spec["id"])
             return
         finally:
             if tag:
@@ -643,7 +644,11 @@ class Supervisor:
         self.release(child.locks)
         assert child.exit is not None
         self.record_exit(child.id, child.record, child.exit, child.record_fd)
-        for waiting in [waiting for waiting in self.pending if waiting[0] == child.id]:
+        self.start_pending(child.id)
+
+    def start_pending(self, run_id: str) -> None:
+        """Start the runs that were waiting for this one."""
+        for waiting in [waiting for waiting in self.pending if waiting[0] == run_id]:
             _, spec, deadline = waiting
             if not self.engine_gone and time.monotonic() < deadline:
                 self.pending.remove(waiting)

@@ -21,7 +21,18 @@ from looplab.decide.base import describe_error, is_environmental
 from looplab.errors import LabError
 from looplab.judge.base import Judgement
 from looplab.launch import supervisor
-from looplab.launch.base import Delayed, Executor, Exit, LaunchEvent, LaunchSpec, Rejected, Slot, Started, Unreachable
+from looplab.launch.base import (
+    BatchExecutor,
+    Delayed,
+    Executor,
+    Exit,
+    LaunchEvent,
+    LaunchSpec,
+    Rejected,
+    Slot,
+    Started,
+    Unreachable,
+)
 from looplab.launch.pool import SlotPool
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
@@ -56,6 +67,8 @@ from looplab.runs.redact import remember
 TICK_S = 0.1
 """Seconds that the engine sleeps at most: a person's request is noticed within this time."""
 POINT_S = 0.2
+MAX_PREQUEUED = 3
+"""Runs that are handed over for one slot in advance."""
 SHORT_S = 0.3
 """Runs that take fewer seconds than this on average are prequeued on their slot."""
 REMEMBERED = 1000
@@ -88,6 +101,7 @@ class Engine:
         self.progress = Progress()
         self._ledger = ledger
         self._executor = executor
+        self._batch = executor if isinstance(executor, BatchExecutor) else None
         self._outbox = Outbox(self.folder, setup.study.name, tell)
         self._tell = self._outbox.tell
         self._preparer = Preparer(setup)
@@ -400,15 +414,23 @@ class Engine:
         self._code.launched(run, ready.prepared)
 
     def _prequeue(self) -> None:
-        """If runs are short, hand over the next run of each slot while the slot is still busy."""
+        """If runs are short, hand over the next run of each slot while the slot is still busy; several if they are so
+        short that they would end before the next one is handed over."""
         mean = self.progress.mean_s
         if not self._planner.queue or mean is None or mean > SHORT_S or not self.control.may_start:
             return
-        for run_id, slot in self._pool.without_successor():
-            ready = self._prepare(slot)
-            if ready is not None:
-                self._executor.start(ready.spec, after=run_id)
-                self._pool.prequeue(ready.run.id, slot, ready)
+        starts = []
+        for n in range(1, MAX_PREQUEUED + 1 if mean < SHORT_S / 10 else 2):
+            for run_id, slot in self._pool.without_successors(n):
+                ready = self._prepare(slot)
+                if ready is not None:
+                    starts.append((ready.spec, run_id))
+                    self._pool.prequeue(ready.run.id, slot, ready)
+        if self._batch is not None:
+            self._batch.start_all(starts)
+        else:
+            for spec, after in starts:
+                self._executor.start(spec, after)
 
     def _prepare(self, slot: Slot) -> Ready | None:
         """Create the folder of the next run; None if none is queued. A run that cannot be prepared has failed, and the

@@ -220,8 +220,12 @@ class Recorder:
         self, run: RunRow, run_dir: Path, record: str, files: dict[str, str], *, with_metrics: bool
     ) -> None:
         """Add the hashes of the files that must not change any more."""
-        ours = (f"{record}train.log", f"{record}process.json", f"{record}exit.json")
-        for name in (*ours, *LEFT_BEHIND) if with_metrics else ours:
+        names = [f"{record}process.json", f"{record}exit.json"]
+        if with_metrics:
+            names += [f"{record}train.log", *LEFT_BEHIND]
+        else:
+            files[f"{record}train.log"] = folder.EMPTY  # as `left_nothing` has found
+        for name in names:
             try:
                 found = folder.hash_file(f"{run_dir}/{name}")
             except Exception as error:

@@ -88,7 +88,8 @@ def is_linked(run_dir: Path | str) -> bool:
 
     Nothing is written through such a link: a run or an agent may have planted it.
     """
-    return os.path.islink(run_dir) or os.path.islink(f"{run_dir}/{RECORD}")
+    path = str(run_dir)
+    return os.path.islink(path) or os.path.islink(f"{path}/{RECORD}")
 
 
 def replace_links(run_dir: Path) -> list[str]:

@@ -43,7 +43,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import random
 import shutil
 import statistics
 import subprocess
@@ -59,11 +58,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import decide_peers
 import decide_problems
-import numpy as np
 from decide_problems import OWN, TUNING, UNTOUCHED, Config, Problem
-
 from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.decide.base import Proposer
@@ -293,7 +292,7 @@ class InEnvironment:
     """A peer in its own environment."""
 
     def __init__(self, name: str, space: Any, seed: int, runs: int, batch: int) -> None:
-        self._stderr = tempfile.TemporaryFile("w+")
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
             [str(CACHE / name / "bin/python"), decide_peers.__file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
@@ -421,7 +420,7 @@ def perform(task: Task, root: Path) -> Curve | str:
     runs = RUNS[task.mode]
     try:
         trace = WAYS[task.way].study(problem, root, task.seed, runs, BATCH[task.mode])
-    except Exception as error:  # noqa: BLE001 (another tool's)
+    except Exception as error:  # another tool's
         if task.way not in PEERS:
             raise
         return f"{type(error).__name__}: {error}"

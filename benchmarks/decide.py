@@ -90,7 +90,7 @@ MODES = tuple(RUNS)
 FLOOR = 0.01
 """Regret that counts as none, as a share of what 20 random runs leave."""
 SECONDS = (0.3, 1.0, 3.0, 10.0, 30.0)
-QUICK = ("bbob_f3_d4", "bbob_f17_d6", "hpobench_vehicle", "hpolib_protein_structure", "nasbench201_cifar100", "linear")
+QUICK = ("bbob_f3_d4", "bbob_f17_d6", "hpobench_vehicle", "nasbench201_cifar100", "linear")
 
 
 # -- studies
@@ -209,18 +209,24 @@ class Lab:
             )  # fmt: skip
         return run.id, config
 
-    def _end(self, run: str, config: Config) -> None:
+    def train(self, run: str, config: Config) -> tuple[str, list[float]]:
+        """Return how the run ended (ok, failed or stopped), and its curve."""
         value = self._measure(config)
+        return ("failed", []) if value is None else ("ok", [value])
+
+    def _end(self, run: str, config: Config) -> None:
+        status, curve = self.train(run, config)
+        value = curve[-1] if status == "ok" else None  # a stopped run has no objective, but its metrics
         record = self.outputs / run / "record"
         record.mkdir(parents=True)
-        metrics = {} if value is None else {"loss": summary(value)}
+        metrics = {"loss": summary(curve)} if curve else {}
         (record / "run.json").write_text("{}")
-        (record / "summary.json").write_text(json.dumps({"metrics": metrics, "steps": 1}))
+        (record / "summary.json").write_text(json.dumps({"metrics": metrics, "steps": len(curve)}))
         with self.ledger.write():
             now = time.time()
             self.study.ended(
-                run, status="failed" if value is None else "ok", code=int(value is None), signal=None, started=now,
-                ended=now, objective=value, files={},
+                run, status=status, code=int(status == "failed"), signal=None, started=now, ended=now,
+                objective=value, files={},
             )  # fmt: skip
             if value is not None and (self._best is None or value < self._best):
                 self._best = value
@@ -228,10 +234,11 @@ class Lab:
         self.trace.add(value, config, self.cpu)
 
 
-def summary(value: float) -> dict[str, Any]:
+def summary(curve: list[float]) -> dict[str, Any]:
+    best = min(curve)
     return {
-        "first": value, "last": value, "best": value, "best_step": 0, "delta": None, "pct": None, "n": 1, "nan": 0,
-        "last_is_nan": False,
+        "first": curve[0], "last": curve[-1], "best": best, "best_step": curve.index(best) + 1, "delta": None,
+        "pct": None, "n": len(curve), "nan": 0, "last_is_nan": False, "last_step": len(curve),
     }  # fmt: skip
 
 
@@ -269,8 +276,8 @@ def by_rules(lab: Lab) -> RulesProposer:
 class InProcess:
     """A peer in this process."""
 
-    def __init__(self, name: str, space: Any, seed: int, runs: int, batch: int) -> None:
-        self._peer = decide_peers.PEERS[name](space, seed, runs, batch)
+    def __init__(self, name: str, **study: Any) -> None:
+        self._peer = {**decide_peers.PEERS, **decide_peers.FIDELITY_PEERS}[name](*study.values())
         self.cpu = 0.0
 
     def ask(self, n: int) -> list[Any]:
@@ -284,6 +291,10 @@ class InProcess:
         self._peer.tell(results)
         self.cpu += time.process_time() - began
 
+    def report(self, epoch: int, value: float) -> bool:
+        stop: bool = self._peer.report(epoch, value)
+        return stop
+
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
@@ -291,20 +302,25 @@ class InProcess:
 class InEnvironment:
     """A peer in its own environment."""
 
-    def __init__(self, name: str, space: Any, seed: int, runs: int, batch: int) -> None:
+    def __init__(self, name: str, **study: Any) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
             [str(CACHE / name / "bin/python"), decide_peers.__file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
         )  # fmt: skip
         self.cpu = 0.0
-        self._send({"peer": name, "space": space, "seed": seed, "runs": runs, "batch": batch})
+        self._send({"peer": name, **study})
 
     def ask(self, n: int) -> list[Any]:
-        return self._call({"ask": n})
+        points: list[Any] = self._call({"ask": n})["points"]
+        return points
 
     def tell(self, results: Sequence[decide_peers.Result]) -> None:
         self._call({"tell": results})
+
+    def report(self, epoch: int, value: float) -> bool:
+        stop: bool = self._call({"report": [epoch, value]})["stop"]
+        return stop
 
     def close(self) -> None:
         self._process.kill()
@@ -316,18 +332,17 @@ class InEnvironment:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
-    def _call(self, request: dict[str, Any]) -> list[Any]:
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdout is not None
         try:
             self._send(request)
-            answer = json.loads(self._process.stdout.readline())
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         except (OSError, ValueError):
             self._process.wait()
             self._stderr.seek(0)
             raise PeerFailed(self._stderr.read().strip().rpartition("\n")[2][:200]) from None
         self.cpu = answer["cpu"]
-        points: list[Any] = answer["points"]
-        return points
+        return answer
 
 
 class PeerFailed(Exception):
@@ -338,7 +353,8 @@ def by_peer(name: str, problem: Problem, root: Path, seed: int, runs: int, batch
     """`free`: a draw that breaks the known constraint is not a run."""
     trace = Trace()
     measure = Measurer(problem, seed)
-    peer = (InEnvironment if name in PACKAGES else InProcess)(name, problem.space(), seed, runs, batch)
+    kind = InEnvironment if name in PACKAGES else InProcess
+    peer = kind(name, space=problem.space(), seed=seed, runs=runs, batch=batch)
     try:
         for _ in range(10 * runs):
             configs = [problem.config(point) for point in peer.ask(min(batch, runs - len(trace.runs)))]
@@ -708,7 +724,7 @@ def prepare(peer: str, make: bool) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="six problems, three seeds, without slow tools")
+    parser.add_argument("--quick", action="store_true", help="five problems, two seeds, without slow tools")
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help="default: 20")
     parser.add_argument("--slow-seeds", type=int, default=5, metavar="N", help="for tools that are slow (default: 5)")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
@@ -723,7 +739,7 @@ def main() -> None:
     if missing_packages:
         sys.exit(f"{' and '.join(missing_packages)} not installed: pip install -e '.[search]' --group bench")
     began = time.time()
-    seeds = options.seeds or (3 if options.quick else 20)
+    seeds = options.seeds or (2 if options.quick else 20)
     problems = {"untouched": [*UNTOUCHED], "tuning": [*TUNING], "all": [*UNTOUCHED, *TUNING]}[options.problems]
     problems = [name for name in problems if name in (options.only or (QUICK if options.quick else problems))]
     ways = [way for way in options.ways if not (options.quick and WAYS[way].slow)]

@@ -6,7 +6,8 @@ This file runs inside the environment of a tool, which benchmarks/decide.py make
 
 Requests and answers are lines of JSON on stdin and stdout. The first request names the tool, the space, the seed, the
 runs and the batch; then `{"ask": n}` is answered by n points, `{"tell": [[value or null, feasible], …]}`, in the order
-of the points, by nothing. Every answer has the CPU seconds that the tool has used so far, without its import.
+of the points, by nothing, and `{"report": [epoch, value]}` by whether the run should stop (benchmarks/fidelity.py).
+Every answer has the CPU seconds that the tool has used so far, without its import.
 
 A point is a list of numbers; a parameter is `{"type": "float" | "int" | "choice", "low", "high", "log"}`, where the
 value of a choice is an index.
@@ -24,6 +25,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -312,6 +314,74 @@ class Vizier:
         self._designer.update(CompletedTrials(self._asked), ActiveTrials())
 
 
+class OptunaHyperband(Optuna):
+    """TPE with Optuna's HyperbandPruner; a run that it gives up is a pruned trial."""
+
+    def __init__(self, space: Space, seed: int, runs: int, batch: int, epochs: int) -> None:
+        import optuna
+
+        super().__init__(space, seed, runs, batch, "tpe")
+        self._study.pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=epochs, reduction_factor=3)
+        self._pruned = False
+
+    def ask(self, n: int) -> list[Point]:
+        self._pruned = False
+        return super().ask(n)
+
+    def report(self, epoch: int, value: float) -> bool:
+        """Return whether the run of the only point asked last should stop."""
+        (trial,) = self._asked
+        trial.report(value, epoch)
+        self._pruned = trial.should_prune()
+        return self._pruned
+
+    def tell(self, results: Sequence[Result]) -> None:
+        import optuna
+
+        if self._pruned:
+            self._study.tell(self._asked[0], state=optuna.trial.TrialState.PRUNED)
+        else:
+            super().tell(results)
+
+
+class RayAsha:
+    """Ray Tune's ASHAScheduler with its default search, random draws; no actors are started."""
+
+    def __init__(self, space: Space, seed: int, runs: int, batch: int, epochs: int) -> None:
+        import numpy as np
+        from ray import tune
+        from ray.tune.schedulers import ASHAScheduler
+
+        self._rng = np.random.RandomState(seed)
+        self._domains: list[Any] = []
+        for one in space:
+            low, high = one["low"], one["high"]
+            if one["type"] == "choice":
+                self._domains.append(tune.choice(list(range(high + 1))))
+            elif one["type"] == "int":
+                self._domains.append((tune.lograndint if one["log"] else tune.randint)(low, high + 1))
+            else:
+                self._domains.append((tune.loguniform if one["log"] else tune.uniform)(low, high))
+        self._scheduler = ASHAScheduler(
+            time_attr="training_iteration", metric="loss", mode="min", max_t=epochs, grace_period=1, reduction_factor=3
+        )
+        self._trial: Any = None
+        self._count = 0
+
+    def ask(self, n: int) -> list[Point]:
+        self._count += 1
+        self._trial = SimpleNamespace(trial_id=str(self._count))
+        self._scheduler.on_trial_add(None, self._trial)
+        return [[domain.sample(random_state=self._rng) for domain in self._domains]]
+
+    def report(self, epoch: int, value: float) -> bool:
+        decision = self._scheduler.on_trial_result(None, self._trial, {"training_iteration": epoch, "loss": value})
+        return bool(decision == self._scheduler.STOP)
+
+    def tell(self, results: Sequence[Result]) -> None:
+        """Do nothing: random draws do not learn."""
+
+
 PEERS: dict[str, Any] = {
     "optuna_tpe": lambda *study: Optuna(*study, sampler="tpe"),
     "optuna_gp": lambda *study: Optuna(*study, sampler="gp"),
@@ -322,6 +392,7 @@ PEERS: dict[str, Any] = {
     "nevergrad": Nevergrad,
     "vizier": Vizier,
 }
+FIDELITY_PEERS: dict[str, Any] = {"optuna_hyperband": OptunaHyperband, "ray_asha": RayAsha}
 
 
 def plain(value: Any) -> Any:
@@ -335,20 +406,21 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a tool prints does not belong to the answers
     first = json.loads(sys.stdin.readline())
-    peer: Peer = PEERS[first["peer"]](first["space"], first["seed"], first["runs"], first["batch"])
+    peer: Any = {**PEERS, **FIDELITY_PEERS}[first.pop("peer")](*first.values())
     cpu = 0.0
     for line in sys.stdin:
         request = json.loads(line)
         began = time.process_time()
-        points: list[Point] = []
+        answer: dict[str, Any] = {}
         with contextlib.redirect_stdout(sys.stderr):
             if "ask" in request:
-                points = peer.ask(request["ask"])
+                answer["points"] = [[plain(value) for value in point] for point in peer.ask(request["ask"])]
+            elif "report" in request:
+                answer["stop"] = peer.report(*request["report"])
             else:
                 peer.tell(request["tell"])
         cpu += time.process_time() - began
-        found = [[plain(value) for value in point] for point in points]
-        answers.write(json.dumps({"points": found, "cpu": cpu}) + "\n")
+        answers.write(json.dumps({**answer, "cpu": cpu}) + "\n")
         answers.flush()
 
 

@@ -19,7 +19,7 @@ import runpy
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
 
 Config = dict[str, Any]
+Knobs = dict[str, dict[str, Any]]
 NOISE = 0.3
 """Standard deviation of the noise of the noisy BBOB functions, as a share of the regret of the best of 20 random points
 (about the median of the tables)."""
@@ -46,7 +47,7 @@ class Problem:
     """Something to be minimized."""
 
     name: str
-    knobs: dict[str, dict[str, Any]]
+    knobs: Knobs
     measure: Callable[[Config, str], float | None]
     """Returns the value of a run of this config, with noise that depends on the text; None: the run crashed."""
     truth: Callable[[Config], float]
@@ -280,7 +281,7 @@ def table(suite: str, dataset: str) -> Problem:
 
 def training(
     name: str,
-    knobs: dict[str, dict[str, Any]],
+    knobs: Knobs,
     train: Callable[[Config, int], float | None],
     *,
     worst: float = 1.0,
@@ -458,39 +459,46 @@ def linear() -> Problem:
     return training("linear", knobs, train)
 
 
-def _torch_training(name: str, knobs: dict[str, dict[str, Any]], make: Callable[[Config], Any], epochs: int) -> Problem:
-    """A network on the digits, 8 by 8 pixels; its cross-entropy. Runs whose loss is not finite crash."""
+def torch_curve(make: Callable[[Config], Any], config: Config, seed: int, epochs: int) -> Iterator[float]:
+    """Train a network on the digits, 8 by 8 pixels; yield its cross-entropy after each epoch, while it is finite."""
     import torch
 
     torch.set_num_threads(1)
-    x, y, held, labels = (torch.as_tensor(part, dtype=kind) for part, kind in zip(
-        data("digits"), (torch.float32, torch.int64) * 2, strict=True))  # fmt: skip
+    torch.manual_seed(seed)
+    kinds = (torch.float32, torch.int64) * 2
+    x, y, held, labels = (torch.as_tensor(part, dtype=kind) for part, kind in zip(data("digits"), kinds, strict=True))
+    model = make(config)
+    options = {"lr": config["lr"], "weight_decay": config["weight_decay"]}
+    if config["optimizer"] != "Adam":
+        options["momentum"] = config["momentum"]
+    optimizer = getattr(torch.optim, config["optimizer"])(model.parameters(), **options)
+    loss_of = torch.nn.CrossEntropyLoss(label_smoothing=config.get("smoothing", 0.0))
+    for _ in range(epochs):
+        model.train()
+        for rows in torch.randperm(len(x)).split(config["batch"]):
+            optimizer.zero_grad()
+            loss_of(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss = float(torch.nn.functional.cross_entropy(model(held), labels))
+        if not math.isfinite(loss):
+            return
+        yield min(loss, WORST_LOSS)
+
+
+def torch_training(name: str, knobs: Knobs, make: Callable[[Config], Any], epochs: int) -> Problem:
+    """A network whose loss is not finite crashes."""
 
     def train(config: Config, seed: int) -> float | None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = make(config)
-            kind = config["optimizer"]
-            options = {"lr": config["lr"], "weight_decay": config["weight_decay"]}
-            if kind != "Adam":
-                options["momentum"] = config["momentum"]
-            optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
-            loss_of = torch.nn.CrossEntropyLoss(label_smoothing=config.get("smoothing", 0.0))
-            for _ in range(epochs):
-                for rows in torch.randperm(len(x)).split(config["batch"]):
-                    optimizer.zero_grad()
-                    loss_of(model(x[rows]), y[rows]).backward()
-                    optimizer.step()
-            model.eval()
-            with torch.no_grad():
-                loss = float(torch.nn.functional.cross_entropy(model(held), labels))
-        return min(loss, WORST_LOSS) if math.isfinite(loss) else None
+        curve = list(torch_curve(make, config, seed, epochs))
+        return curve[-1] if len(curve) == epochs else None
 
-    return training(name, {**OPTIMIZER_KNOBS, **knobs}, train, worst=WORST_LOSS)
+    return training(name, knobs, train, worst=WORST_LOSS)
 
 
 WORST_LOSS = 10.0
-OPTIMIZER_KNOBS: dict[str, dict[str, Any]] = {
+OPTIMIZER_KNOBS: Knobs = {
     "optimizer": {"choices": ["SGD", "Adam", "RMSprop"]},
     "lr": {"type": "float", "low": 1e-5, "high": 3.0, "log": True},
     "momentum": {"type": "float", "low": 0.0, "high": 0.99},
@@ -499,57 +507,56 @@ OPTIMIZER_KNOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def mlp() -> Problem:
+MLP_KNOBS: Knobs = {
+    **OPTIMIZER_KNOBS,
+    "layers": {"type": "int", "low": 1, "high": 4},
+    "width": {"type": "int", "low": 4, "high": 128, "log": True},
+    "activation": {"choices": ["ReLU", "Tanh", "Sigmoid"]},
+    "dropout": {"type": "float", "low": 0.0, "high": 0.8},
+    "init": {"type": "float", "low": 0.03, "high": 30.0, "log": True},
+    "smoothing": {"type": "float", "low": 0.0, "high": 0.5},
+}
+CNN_KNOBS: Knobs = {
+    **OPTIMIZER_KNOBS,
+    "channels": {"choices": [2, 4, 8, 16]},
+    "kernel": {"choices": [1, 3, 5]},
+    "pool": {"choices": [1, 2, 4]},
+    "norm": {"choices": [False, True]},
+    "dropout": {"type": "float", "low": 0.0, "high": 0.8},
+}
+
+
+def make_mlp(config: Config) -> Any:
     import torch
     from torch import nn
 
-    def make(config: Config) -> Any:
-        layers, width = [], 64
-        for _ in range(config["layers"]):
-            layers += [nn.Linear(width, config["width"]), getattr(nn, config["activation"])()]
-            layers.append(nn.Dropout(config["dropout"]))
-            width = config["width"]
-        model = nn.Sequential(*layers, nn.Linear(width, 10))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter *= config["init"]
-        return model
-
-    knobs = {
-        "layers": {"type": "int", "low": 1, "high": 4},
-        "width": {"type": "int", "low": 4, "high": 128, "log": True},
-        "activation": {"choices": ["ReLU", "Tanh", "Sigmoid"]},
-        "dropout": {"type": "float", "low": 0.0, "high": 0.8},
-        "init": {"type": "float", "low": 0.03, "high": 30.0, "log": True},
-        "smoothing": {"type": "float", "low": 0.0, "high": 0.5},
-    }
-    return _torch_training("mlp", knobs, make, epochs=2)
+    layers: list[Any] = []
+    width = 64
+    for _ in range(config["layers"]):
+        layers += [nn.Linear(width, config["width"]), getattr(nn, config["activation"])()]
+        layers.append(nn.Dropout(config["dropout"]))
+        width = config["width"]
+    model = nn.Sequential(*layers, nn.Linear(width, 10))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= config["init"]
+    return model
 
 
-def cnn() -> Problem:
+def make_cnn(config: Config) -> Any:
     from torch import nn
 
-    def make(config: Config) -> Any:
-        n, size = config["channels"], config["kernel"]
-        return nn.Sequential(
-            nn.Unflatten(1, (1, 8, 8)),
-            nn.Conv2d(1, n, size, padding=size // 2),
-            *([nn.BatchNorm2d(n)] if config["norm"] else []),
-            nn.ReLU(),
-            nn.MaxPool2d(config["pool"]),
-            nn.Flatten(),
-            nn.Dropout(config["dropout"]),
-            nn.LazyLinear(10),
-        )
-
-    knobs = {
-        "channels": {"choices": [2, 4, 8, 16]},
-        "kernel": {"choices": [1, 3, 5]},
-        "pool": {"choices": [1, 2, 4]},
-        "norm": {"choices": [False, True]},
-        "dropout": {"type": "float", "low": 0.0, "high": 0.8},
-    }
-    return _torch_training("cnn", knobs, make, epochs=1)
+    channels, kernel, pool = config["channels"], config["kernel"], config["pool"]
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, channels, kernel, padding=kernel // 2),
+        *([nn.BatchNorm2d(channels)] if config["norm"] else []),
+        nn.ReLU(),
+        nn.MaxPool2d(pool),
+        nn.Flatten(),
+        nn.Dropout(config["dropout"]),
+        nn.Linear(channels * (8 // pool) ** 2, 10),
+    )
 
 
 # -- the split
@@ -585,7 +592,9 @@ UNTOUCHED: dict[str, Callable[[], Problem]] = {
     **_tables("HPOBench", "australian", "blood_transfusion", "credit_g", "kc1", "segment", "vehicle"),
     **_tables("HPOLib", "parkinsons_telemonitoring", "protein_structure", "slice_localization"),
     **_tables("NASBench201", "cifar100", "imagenet"),
-    "svm": svm, "forest": forest, "linear": linear, "mlp": mlp, "cnn": cnn,
+    "svm": svm, "forest": forest, "linear": linear,
+    "mlp": partial(torch_training, "mlp", MLP_KNOBS, make_mlp, 2),
+    "cnn": partial(torch_training, "cnn", CNN_KNOBS, make_cnn, 1),
 }  # fmt: skip
 
 

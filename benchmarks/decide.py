@@ -653,7 +653,8 @@ def figures(results: Results, problems: Sequence[str]) -> dict[str, Any]:
         add(f"regret_x_best_peer{suffix}", _against(results, problems, mode, peer))
         for name in PEERS[1:]:
             ratio = _against(results, problems, mode, name)
-            found[f"regret_x_{name}{suffix}"] = None if ratio is None else round(ratio.value, 3)
+            if ratio is not None:
+                found[f"regret_x_{name}{suffix}"] = round(ratio.value, 3)
     add("regret_x_tpe_30", results.ratio(problems, "sequential", "search", TPE, 30))
     add("regret_x_random", _against(results, problems, "sequential", "random"))
     return found

@@ -180,16 +180,16 @@ class Ax:
 
 
 class Worst:
-    """For tools without failed runs: a crash is told as the worst value so far."""
+    """For tools without failed runs: a crash is reported as the worst value so far."""
 
     def __init__(self) -> None:
         self._worst = 0.0
         self._any = False
 
     def values(self, results: Sequence[Result]) -> list[float]:
-        told = [value for value, _ in results if value is not None]
-        if told:
-            self._worst = max([*told, self._worst] if self._any else told)
+        measured = [value for value, _ in results if value is not None]
+        if measured:
+            self._worst = max([*measured, self._worst] if self._any else measured)
             self._any = True
         return [self._worst if value is None else value for value, _ in results]
 

@@ -89,6 +89,21 @@ class Optuna:
                 self._study.tell(trial, value)
 
 
+class Worst:
+    """For tools that need a value of every run: that of a crash is the worst one so far."""
+
+    def __init__(self) -> None:
+        self._worst = 0.0
+        self._any = False
+
+    def values(self, results: Sequence[Result]) -> list[float]:
+        measured = [value for value, _ in results if value is not None]
+        if measured:
+            self._worst = max([*measured, self._worst] if self._any else measured)
+            self._any = True
+        return [self._worst if value is None else value for value, _ in results]
+
+
 class Smac:
     """The facade for hyperparameters (random forest), or for real spaces that for black boxes (Gaussian process).
 
@@ -119,6 +134,7 @@ class Smac:
             overwrite=True,
         )
         self._names = [f"x{i}" for i in range(len(space))]
+        self._worst = Worst()
         self._asked: list[Any] = []
 
     def ask(self, n: int) -> list[Point]:
@@ -128,15 +144,14 @@ class Smac:
     def tell(self, results: Sequence[Result]) -> None:
         from smac.runhistory import StatusType, TrialValue
 
-        for info, (value, _) in zip(self._asked, results, strict=True):
-            if value is None:
-                self._smac.tell(info, TrialValue(cost=float("inf"), status=StatusType.CRASHED), save=False)
-            else:
-                self._smac.tell(info, TrialValue(cost=value), save=False)
+        costs = self._worst.values(results)  # its default for a crash, infinity, fails in its Gaussian process
+        for info, cost, (value, _) in zip(self._asked, costs, results, strict=True):
+            status = StatusType.CRASHED if value is None else StatusType.SUCCESS
+            self._smac.tell(info, TrialValue(cost=cost, status=status), save=False)
 
 
 class Ax:
-    """The Client with its default strategy; a crash is a failed trial."""
+    """The Client with its default strategy; a crash is an abandoned trial, since failed ones are suggested again."""
 
     def __init__(self, space: Space, seed: int, runs: int, batch: int) -> None:
         import torch
@@ -174,24 +189,9 @@ class Ax:
     def tell(self, results: Sequence[Result]) -> None:
         for index, (value, _) in zip(self._asked, results, strict=True):
             if value is None:
-                self._client.mark_trial_failed(index)
+                self._client.mark_trial_abandoned(index)
             else:
                 self._client.complete_trial(index, raw_data={"loss": value})
-
-
-class Worst:
-    """For tools without failed runs: a crash is reported as the worst value so far."""
-
-    def __init__(self) -> None:
-        self._worst = 0.0
-        self._any = False
-
-    def values(self, results: Sequence[Result]) -> list[float]:
-        measured = [value for value, _ in results if value is not None]
-        if measured:
-            self._worst = max([*measured, self._worst] if self._any else measured)
-            self._any = True
-        return [self._worst if value is None else value for value, _ in results]
 
 
 class Hebo:

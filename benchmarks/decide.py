@@ -78,7 +78,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "loopla
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 PACKAGES = {
     "smac": ["smac"],
-    "hebo": ["torch", "HEBO"],
+    # Old packages that its pymoo works with; without them pip looks for more than an hour.
+    "hebo": ["torch", "HEBO", "matplotlib<3.9", "numpy<1.25", "pandas<2.2", "scikit-learn<1.5", "scipy<1.12"],
     "ax": ["torch", "ax-platform"],
     "nevergrad": ["nevergrad"],
     "vizier": ["google-vizier[jax]"],

@@ -82,7 +82,8 @@ PACKAGES = {
     "hebo": ["torch", "HEBO", "matplotlib<3.9", "numpy<1.25", "pandas<2.2", "scikit-learn<1.5", "scipy<1.12"],
     "ax": ["torch", "ax-platform"],
     "nevergrad": ["nevergrad"],
-    "vizier": ["google-vizier[jax]"],
+    # The last packages of JAX that its equinox works with.
+    "vizier": ["google-vizier[jax]", "chex<0.1.90", "flax<0.10.3", "jax<0.5", "jaxlib<0.5", "optax<0.2.5"],
 }
 FIRST_SEED = 7000
 RUNS = {"sequential": 60, "batch": 64}
@@ -720,6 +721,14 @@ def prepare(peer: str, make: bool) -> str | None:
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             return f"pip: {result.stderr.strip().rpartition(chr(10))[2][:150]}"
+    study = {"space": [{"type": "float", "low": 0.0, "high": 1.0, "log": False}], "seed": 0, "runs": 10, "batch": 1}
+    trial = InEnvironment(peer, **study, **({"epochs": 9} if peer in decide_peers.FIDELITY_PEERS else {}))
+    try:
+        trial.ask(1)
+    except PeerFailed as error:
+        return f"does not work: {error}"
+    finally:
+        trial.close()
     done.touch()
     return None
 

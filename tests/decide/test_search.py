@@ -423,3 +423,40 @@ def test_numeric_choices_are_ordered_and_a_star_matches_every_key() -> None:
     assert {axis.path for axis in axes} == {"lr", "width", "batch", "opt", "warm", "a.w", "a.v"}
     batch = next(axis for axis in axes if axis.path == "batch")
     assert (batch.choices, batch.ordered) == ((32, 64, 128), True)
+
+
+# --- conditional knobs
+
+CONDITIONAL: dict[str, dict[str, Any]] = {
+    "opt": {"choices": ["adam", "sgd"]},
+    "momentum": {"type": "float", "low": 0, "high": 0.99, "if": "opt == 'sgd'"},
+    "nesterov": {"type": "bool", "if": "opt == 'sgd' and momentum > 0.5"},
+    "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_knobs_are_searched_only_where_they_are_used(tmp_path: Path, sampler: str) -> None:
+    base = {"opt": "adam", "momentum": 0.3, "nesterov": False, "lr": 0.1}
+    lab = Lab(tmp_path, make_guard(CONDITIONAL), base)
+
+    def loss(config: dict[str, Any]) -> float:
+        used = abs(config["momentum"] - 0.8) if config["opt"] == "sgd" else 0.5
+        return math.log10(config["lr"] / 0.01) ** 2 + used
+
+    configs = lab.go(lab.proposer(sampler, startup=4), 9, loss)
+    assert {config["opt"] for config in configs} == {"adam", "sgd"}
+    for config in configs:
+        if config["opt"] == "adam":
+            assert config["momentum"] == 0.3
+        if config["opt"] == "adam" or config["momentum"] <= 0.5:
+            assert config["nesterov"] is False
+    assert len({config["momentum"] for config in configs}) > 2
+
+
+def test_points_that_differ_only_in_what_is_not_used_are_the_same_to_the_model(tmp_path: Path) -> None:
+    base = {"opt": "adam", "momentum": 0.3, "nesterov": False, "lr": 0.1}
+    proposer = Lab(tmp_path, make_guard(CONDITIONAL), base).proposer()
+    adam, sgd = ({**base, "momentum": 0.7, "nesterov": True, "opt": opt} for opt in ("adam", "sgd"))
+    assert proposer._to_params(adam) == proposer._to_params(base)
+    assert proposer._to_params(sgd) != proposer._to_params({**sgd, "momentum": 0.6})

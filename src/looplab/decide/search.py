@@ -12,14 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from looplab import plugins
+from looplab.config import paths
 from looplab.config.edits import Edit, EditError, Op, apply_edits
+from looplab.config.expression import ExpressionError
 from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.config.paths import same
@@ -28,7 +30,7 @@ from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
 from looplab.decide.history import History
 from looplab.errors import LabError
-from looplab.guard.guard import Guard, Problem
+from looplab.guard.guard import Guard, Problem, Ruling
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView
@@ -262,7 +264,12 @@ class SearchProposer:
         self._rejected_params: dict[int, Params | None] = {}  # by proposal
         base_params = {axis.path: axis.to_param(axis.base) for axis in self.axes}
         base_params = {path: param for path, param in base_params.items() if param is not None}
-        self._repairer = Repairer(self.axes, guard, self._problems, base_params)
+        self._base_params = base_params
+        self._filled_base = guard.with_defaults(base)
+        self._knob_paths = {axis.path: axis.knob.path for axis in self.axes}
+        self._repairer = Repairer(
+            self.axes, guard, self._problems, base_params, self._settle if guard.used_if else None
+        )
         self._sampler = make_sampler(settings, self.axes, goal, self._repairer) if self.axes else None
 
     def close(self) -> None:
@@ -298,8 +305,7 @@ class SearchProposer:
             if n_rejected >= REPAIR_AFTER and self._settings.sampler != "grid":  # most of the space is infeasible
                 rng = generator(self._settings.seed, count, trial, 2)
                 params = self._repairer.repair(params, rng, spread=spread) or params
-            edits = self._edits(params)
-            ruling = self._guard.check(self._base, edits)
+            edits, ruling = self._rule(params)
             if ruling.config is None:
                 why = f"the guard refused the last draw: {ruling.problems[0].message}"
                 n_rejected += 1
@@ -318,7 +324,47 @@ class SearchProposer:
         return None
 
     def _problems(self, params: Params) -> tuple[Problem, ...]:
-        return self._guard.check(self._base, self._edits(params)).problems
+        return self._rule(params)[1].problems
+
+    def _rule(self, params: Params) -> tuple[list[Edit], Ruling]:
+        """Return the edits of a point and what the guard says; knobs that are not used there are not edited."""
+        edits = self._edits(params)
+        while True:
+            ruling = self._guard.check(self._base, edits)
+            unused = {problem.key for problem in ruling.problems if problem.rule == "not used"}
+            used = [edit for edit in edits if edit.path not in unused]
+            if len(used) == len(edits):
+                return edits, ruling
+            edits = used
+
+    def _settle(self, params: Params) -> Params:
+        """Return the point with knobs that are not used there at their base values."""
+        settled = dict(params)
+        for _ in self.axes:  # whether a knob is used may depend on one that is not
+            values = {axis.path: axis.to_value(settled[axis.path]) for axis in self.axes}
+            unused = [path for path in self._base_params if not self._is_used(path, values)]
+            before, settled = settled, {**settled, **{path: self._base_params[path] for path in unused}}
+            if settled == before:
+                break
+        return settled
+
+    def _is_used(self, path: str, values: Mapping[str, Any]) -> bool:
+        condition = self._guard.used_if.get(self._knob_paths[path])
+        if condition is None:
+            return True
+
+        def lookup(name: str) -> Any:
+            if name in values:
+                return values[name]
+            found = paths.find(self._filled_base, name)
+            if not found:
+                raise KeyError(name)
+            return paths.get(self._filled_base, found[0])
+
+        try:
+            return bool(condition.evaluate(lookup))
+        except ExpressionError:
+            return True
 
     def _edits(self, params: Params) -> list[Edit]:
         values = [(axis, axis.to_value(params[axis.path])) for axis in self.axes]
@@ -377,7 +423,9 @@ class SearchProposer:
         """Return the point of a config; None if one of its values is outside the search space."""
         values = self._guard.knob_values(self._guard.with_defaults(config))
         params = {axis.path: axis.to_param(values.get(axis.path)) for axis in self.axes}
-        return None if None in params.values() else params
+        if None in params.values():
+            return None
+        return self._settle(params) if self._guard.used_if else params
 
     def _key(self, config: dict[str, Any]) -> bytes:
         return canonical_json(self._guard.knob_values(self._guard.with_defaults(config)))

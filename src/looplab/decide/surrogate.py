@@ -395,7 +395,7 @@ class AcquisitionOptimizer:
                 if params is not None:
                     uniform[i] = space.to_row(params)
         local = space.perturb(_repeated(best_points, N_LOCAL), 10 ** rng.uniform(-2.3, -0.3, N_LOCAL), rng)
-        candidates = np.vstack([uniform, local])
+        candidates = self._settle(np.vstack([uniform, local]))
         acquisition = acquisition_of(candidates)
         for width in 0.15 * 0.4 ** np.arange(N_REFINEMENTS):
             top = list(
@@ -404,10 +404,17 @@ class AcquisitionOptimizer:
             if not top:
                 break
             widths = width * 10 ** rng.uniform(-0.7, 0.3, N_REFINED)
-            refined = space.perturb(_repeated(candidates[top], N_REFINED), widths, rng)
+            refined = self._settle(space.perturb(_repeated(candidates[top], N_REFINED), widths, rng))
             candidates = np.vstack([candidates, refined])
             acquisition = np.append(acquisition, acquisition_of(refined))
         return candidates, acquisition
+
+    def _settle(self, rows: Array) -> Array:
+        """Return the rows with knobs that are not used there at their base values, so that they do not matter."""
+        settle = self._repairer.settle
+        if settle is None:
+            return rows
+        return np.array([self._space.to_row(settle(self._space.to_params(row))) for row in rows])
 
     def _most_is_refused(self) -> bool:
         """Return whether the guard refuses more than three quarters of the space."""

@@ -17,7 +17,7 @@ from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
-from looplab.decide.search import Axis, SearchPoint, SearchProposer, find_axes, select_points
+from looplab.decide.search import Axis, SearchPoint, SearchProposer, find_axes, gp_startup, select_points
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -169,6 +169,10 @@ def test_runs_of_other_proposers_count(tmp_path: Path) -> None:
     for sampler, basis in (("auto", "the expected improvement"), ("tpe", "TPE")):
         (proposal,) = lab.proposer(sampler).propose(lab.study, 1)
         assert proposal.reason == f"{basis} on 12 measured points"
+
+
+def test_more_knobs_start_with_more_points() -> None:
+    assert [gp_startup(n) for n in (1, 2, 4, 10, 30)] == [6, 6, 8, 14, 16]
 
 
 def test_runs_of_one_point_count_once_with_their_mean(tmp_path: Path) -> None:

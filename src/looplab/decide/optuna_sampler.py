@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from looplab.config.lab import SearchConfig
 from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
-from looplab.decide.search import GP_STARTUP, MAX_GP_POINTS, Axis, SearchPoint, Uniform, generator, select_points
+from looplab.decide.search import MAX_GP_POINTS, Axis, SearchPoint, Uniform, generator, gp_startup, select_points
 from looplab.decide.surrogate import AcquisitionOptimizer
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -38,10 +38,11 @@ class GaussianProcessSampler(BaseSampler):
 
     Args:
         seed: Makes a study with one job reproducible; None: drawn at random.
-        n_startup_trials: Measured trials before the process is used; the first are spread evenly.
+        n_startup_trials: Measured trials before the process is used; the first are spread evenly. None: by the number
+            of parameters.
     """
 
-    def __init__(self, seed: int | None = None, n_startup_trials: int = GP_STARTUP) -> None:
+    def __init__(self, seed: int | None = None, n_startup_trials: int | None = None) -> None:
         self._seed = random.getrandbits(31) if seed is None else seed
         self._startup = n_startup_trials
         self._independent = RandomSampler(seed=self._seed)
@@ -65,7 +66,8 @@ class GaussianProcessSampler(BaseSampler):
         space = _space(tuple(search_space.items()), self._seed, study.direction == StudyDirection.MAXIMIZE)
         points = space.points(study.get_trials(deepcopy=False), trial.number)
         params = None
-        if sum(point.known for point in points) >= self._startup and any(point.value is not None for point in points):
+        startup = gp_startup(len(search_space)) if self._startup is None else self._startup
+        if sum(point.known for point in points) >= startup and any(point.value is not None for point in points):
             subset = select_points(points, MAX_GP_POINTS, space.goal)
             params = next(space.acquisition.suggest(subset, generator(self._seed, trial.number)), None)
         if params is None:

@@ -48,8 +48,8 @@ MAX_DRAWS = 64
 """Draws for one proposal before the sampler gives up."""
 OPTUNA_STARTUP = 10
 """Measured points before an Optuna model is used, if the lab sets no `startup`."""
-GP_STARTUP = 6
-"""The same for looplab's own Gaussian process, which needs fewer."""
+GP_STARTUP = (6, 4, 16)
+"""The same for looplab's own Gaussian process: the minimum, how many more than there are knobs, and the maximum."""
 MAX_GP_POINTS = 300
 """Points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the process is
 fitted to a subset of this size."""
@@ -661,7 +661,7 @@ class _Auto:
         from looplab.decide.surrogate import AcquisitionOptimizer
 
         self._settings = settings
-        self._startup = settings.startup or GP_STARTUP
+        self._startup = settings.startup or gp_startup(len(axes))
         self._uniform = Uniform(settings, axes)
         self._acquisition = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
         self._repairer = repairer
@@ -688,6 +688,12 @@ class _Auto:
             settings = self._settings.model_copy(update={"sampler": "tpe"})
             self._tpe = make_sampler(settings, self._axes, self._goal, self._repairer)
         yield from self._tpe(count, points, refused)
+
+
+def gp_startup(n_axes: int) -> int:
+    """Return the number of measured points before the Gaussian process is used."""
+    fewest, more, most = GP_STARTUP
+    return max(fewest, min(n_axes + more, most))
 
 
 def select_points(points: list[SearchPoint], limit: int, goal: Literal["max", "min"]) -> list[SearchPoint]:

@@ -62,7 +62,7 @@ def test_it_stays_away_from_where_trials_fail() -> None:
     assert study.best_value < -0.45
 
 
-def test_a_pruned_trial_counts_with_its_last_value() -> None:
+def test_what_a_pruned_trial_would_have_returned_is_extrapolated() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=looplab.GaussianProcessSampler(seed=1, n_startup_trials=4))
 

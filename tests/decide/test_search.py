@@ -17,7 +17,7 @@ from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
-from looplab.decide.search import Axis, SearchPoint, SearchProposer, find_axes, select_points
+from looplab.decide.search import Axis, SearchPoint, SearchProposer, find_axes, gp_startup, select_points
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -76,17 +76,17 @@ class Lab:
             )  # fmt: skip
         return run.id, config
 
-    def end(self, run: str, config: dict[str, Any], value: float | None, status: str = "ok") -> None:
+    def end(self, run: str, config: dict[str, Any], value: float | None, status: str = "ok", curve: Any = ()) -> None:
         (self.root / run / "record").mkdir(parents=True)
         (self.root / run / "record/run.json").write_text("{}")
-        (self.root / run / "record/summary.json").write_text("{}")
+        (self.root / run / "record/summary.json").write_text(json.dumps({"curve": curve}))
         with self.ledger.write():
             self.study.ended(
                 run, status=status, code=0, signal=None, started=1.0, ended=2.0, objective=value, files={}
             )  # fmt: skip
 
-    def run(self, value: float | None, *edits: str, status: str = "ok") -> None:
-        self.end(*self.plan(Proposal(edits, "", "person")), value, status)
+    def run(self, value: float | None, *edits: str, status: str = "ok", curve: Any = ()) -> None:
+        self.end(*self.plan(Proposal(edits, "", "person")), value, status, curve)
 
     def go(self, proposer: SearchProposer, n: int, f: Callable[[dict[str, Any]], float | None]) -> list[dict[str, Any]]:
         configs = []
@@ -171,6 +171,10 @@ def test_runs_of_other_proposers_count(tmp_path: Path) -> None:
         assert proposal.reason == f"{basis} on 12 measured points"
 
 
+def test_more_knobs_start_with_more_points() -> None:
+    assert [gp_startup(n) for n in (1, 2, 4, 10, 30)] == [6, 6, 8, 14, 16]
+
+
 def test_runs_of_one_point_count_once_with_their_mean(tmp_path: Path) -> None:
     lab = plane(tmp_path)
     for value in (1.0, 2.0, 6.0):
@@ -186,6 +190,33 @@ def test_a_run_without_a_value_is_infeasible_whatever_its_status(tmp_path: Path,
     lab.run(1.0, "x@set=0.25", status="stopped")
     points, _ = lab.proposer()._collect_points(lab.study)
     assert [(p.value, p.infeasible) for p in points] == [(None, True), (1.0, False)]
+
+
+def test_a_run_that_was_stopped_early_is_known_as_far_as_it_got_and_has_not_failed(tmp_path: Path) -> None:
+    lab = plane(tmp_path)
+    lab.run(None, "x@set=0.5", status="stopped", curve=[[1, 3.0], [2, 2.0]])
+    lab.run(None, "x@set=0.25", status="failed", curve=[[1, 3.0]])
+    lab.run(1.0, "x@set=0.75", curve=[[1, 3.0], [9, 1.0]])
+    points, _ = lab.proposer()._collect_points(lab.study)
+    assert [(p.value, p.partial, p.infeasible) for p in points] == [
+        (None, ((1.0, 3.0), (2.0, 2.0)), False),
+        (None, None, True),
+        (1.0, None, False),
+    ]
+
+
+@pytest.mark.parametrize("sampler", ["auto", "tpe"])
+def test_the_model_starts_with_runs_that_were_stopped_early(tmp_path: Path, sampler: str) -> None:
+    lab = plane(tmp_path)
+    for i in range(12):
+        config = {"x": 0.05 + 0.075 * i, "y": (0.05 + 0.375 * i) % 1}
+        curve = [[step, bowl(config) + 1 / step] for step in (1, 2, 4, 8, 16)]
+        stopped = i not in (1, 5)
+        edits = (f"x@set={config['x']}", f"y@set={config['y']}")
+        value = None if stopped else curve[-1][1]
+        lab.run(value, *edits, status="stopped" if stopped else "ok", curve=curve[:2] if stopped else curve)
+    (proposal,) = lab.proposer(sampler, startup=10).propose(lab.study, 1)
+    assert proposal.reason.endswith(("on 2 measured points and 10 stopped early", "of 12 measured points"))
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "gp"])
@@ -396,3 +427,40 @@ def test_numeric_choices_are_ordered_and_a_star_matches_every_key() -> None:
     assert {axis.path for axis in axes} == {"lr", "width", "batch", "opt", "warm", "a.w", "a.v"}
     batch = next(axis for axis in axes if axis.path == "batch")
     assert (batch.choices, batch.ordered) == ((32, 64, 128), True)
+
+
+# --- conditional knobs
+
+CONDITIONAL: dict[str, dict[str, Any]] = {
+    "opt": {"choices": ["adam", "sgd"]},
+    "momentum": {"type": "float", "low": 0, "high": 0.99, "if": "opt == 'sgd'"},
+    "nesterov": {"type": "bool", "if": "opt == 'sgd' and momentum > 0.5"},
+    "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_knobs_are_searched_only_where_they_are_used(tmp_path: Path, sampler: str) -> None:
+    base = {"opt": "adam", "momentum": 0.3, "nesterov": False, "lr": 0.1}
+    lab = Lab(tmp_path, make_guard(CONDITIONAL), base)
+
+    def loss(config: dict[str, Any]) -> float:
+        used = abs(config["momentum"] - 0.8) if config["opt"] == "sgd" else 0.5
+        return math.log10(config["lr"] / 0.01) ** 2 + used
+
+    configs = lab.go(lab.proposer(sampler, startup=4), 9, loss)
+    assert {config["opt"] for config in configs} == {"adam", "sgd"}
+    for config in configs:
+        if config["opt"] == "adam":
+            assert config["momentum"] == 0.3
+        if config["opt"] == "adam" or config["momentum"] <= 0.5:
+            assert config["nesterov"] is False
+    assert len({config["momentum"] for config in configs}) > 2
+
+
+def test_points_that_differ_only_in_what_is_not_used_are_the_same_to_the_model(tmp_path: Path) -> None:
+    base = {"opt": "adam", "momentum": 0.3, "nesterov": False, "lr": 0.1}
+    proposer = Lab(tmp_path, make_guard(CONDITIONAL), base).proposer()
+    adam, sgd = ({**base, "momentum": 0.7, "nesterov": True, "opt": opt} for opt in ("adam", "sgd"))
+    assert proposer._to_params(adam) == proposer._to_params(base)
+    assert proposer._to_params(sgd) != proposer._to_params({**sgd, "momentum": 0.6})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -20,6 +21,7 @@ from looplab.decide.surrogate import (
     AcquisitionOptimizer,
     GaussianProcess,
     KernelParams,
+    Observations,
     SearchSpace,
     fit_kernel,
     log_expected_improvement,
@@ -221,6 +223,51 @@ def test_pending_points_are_avoided() -> None:
     first = next(optimizer.suggest(points, generator(0, 6)))
     second = next(optimizer.suggest([*points, SearchPoint(first, pending=1)], generator(0, 6)))
     assert math.dist(first.values(), second.values()) > 0.01
+
+
+def test_proposals_made_together_spread_however_noisy_the_runs_are() -> None:
+    closest = []
+    for seed in range(4):
+        noise = random.Random(seed)
+        points = play(PLANE, lambda p, noise=noise: bowl(p) + noise.gauss(0, 0.2), 16, seed, anything)  # type: ignore[misc]
+        optimizer = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
+        for i in range(8):
+            points.append(SearchPoint(next(optimizer.suggest(points, generator(seed, 16 + i))), pending=1))
+        batch = [tuple(point.params.values()) for point in points[16:]]
+        closest.append(statistics.median(min(math.dist(a, b) for b in batch if b is not a) for a in batch))
+    assert statistics.median(closest) > 0.05  # 0.18; with the noise of a run at pending points 0.005
+
+
+def test_draws_of_a_process_have_its_mean_and_deviation() -> None:
+    x = np.array([[0.1], [0.4]])
+    kernel = KernelParams(np.array([0.2]), signal_variance=2.0, noise_variance=0.1)
+    process = GaussianProcess(kernel, x, np.array([0]), np.array([1.0, -1.0]), np.ones(2))
+    at = np.array([[0.1], [0.3], [0.9], [0.9]])
+    draws, (mean, sd) = process.draw(at, 4000, np.random.RandomState(0)), process.predict(at)
+    assert draws.mean(axis=1) == pytest.approx(mean, abs=0.1)
+    assert draws.std(axis=1) == pytest.approx(sd, rel=0.1)
+    assert draws[2] == pytest.approx(draws[3], abs=0.02)  # the same point, in every draw
+
+
+def test_stopped_runs_show_the_way_and_their_values_are_not_taken_as_final() -> None:
+    def curve(params: Params, until: int) -> tuple[tuple[float, float], ...]:
+        return tuple((float(step), bowl(params) + 1 / step) for step in (1, 2, 4, 8, 16) if step <= until)
+
+    rng = random.Random(0)
+    drawn = [{"x": rng.random(), "y": rng.random()} for _ in range(24)]
+    by_chance = sorted(drawn, key=bowl)
+    finished, stopped = (
+        by_chance[-4:],
+        by_chance[:-4],
+    )  # only the worst were finished: the others know where it is better
+    ended = [SearchPoint(p, [curve(p, 16)[-1][1]], curves=[curve(p, 16)]) for p in finished]
+    cut = [SearchPoint(p, stopped=[curve(p, 2)]) for p in stopped]
+    optimizer = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
+    taught, untaught = (bowl(next(optimizer.suggest(points, generator(0)))) for points in (ended + cut, ended))
+    assert taught < 0.02 < untaught
+    values, _, doubt = Observations.of_objective([*ended, *cut], 1.0)
+    assert values[len(ended) :].max() < values[: len(ended)].max()  # though all that they have measured is worse
+    assert doubt[: len(ended)].max() == 0.0 < doubt[len(ended) :].min()
 
 
 def test_where_runs_fail_is_avoided() -> None:

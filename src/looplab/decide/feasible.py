@@ -33,12 +33,15 @@ class Repairer:
         guard: Guard,
         rule: Callable[[Params], Sequence[Problem]],
         base: Mapping[str, Any],
+        settle: Callable[[Params], Params] | None = None,
     ) -> None:
         """
         Args:
             rule: Returns the guard's problems with a point; empty: it is legal.
             base: The parameters of the base config, without those outside the searched ranges.
+            settle: Returns a point with knobs that are not used there at their base values; None: all are used.
         """
+        self.settle = settle
         self._axes = axes
         self._guard = guard
         self._rule = rule

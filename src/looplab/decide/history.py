@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from looplab.config.lab import ObjectiveConfig
+from looplab.decide.curves import Curve
 from looplab.errors import LabError
 from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.summary import MetricSummary, from_dict
@@ -22,16 +24,25 @@ class PastRun:
     metrics: dict[str, MetricSummary]
     steps: float | None
     """The last step; None if not known."""
+    curve: Curve = ()
+    """The objective at a few steps, the last of them the end of the run; empty: not known, or not finite there."""
 
 
 class History:
     """The ended runs of one study, read incrementally."""
 
-    def __init__(self, study: StudyView, outputs: Path, conditions: str = "") -> None:
-        """`conditions`: those of the present call; runs made under others are not comparable and left out."""
+    def __init__(
+        self, study: StudyView, outputs: Path, conditions: str = "", objective: ObjectiveConfig | None = None
+    ) -> None:
+        """
+        Args:
+            conditions: Those of the present call; runs made under others are not comparable and left out.
+            objective: The present objective; curves of others are left out. None: curves of any objective are taken.
+        """
         self._study = study
         self._outputs = outputs
         self._conditions = conditions
+        self._objective = objective
         self._runs: dict[str, PastRun | None] = {}
 
     def ended(self) -> list[PastRun]:
@@ -47,7 +58,7 @@ class History:
                 past = self._runs[run.id] = self._load(run)
             if past is not None:
                 if past.run != run:  # the row has changed, for instance by a verdict
-                    past = self._runs[run.id] = PastRun(run, past.config, past.metrics, past.steps)
+                    past = self._runs[run.id] = replace(past, run=run)
                 yield past
 
     def _load(self, run: RunRow) -> PastRun | None:
@@ -57,4 +68,11 @@ class History:
             summary = folder.read_json(run_dir, "summary.json")
         except LabError:  # the folder never existed, or was removed or damaged
             return None
-        return PastRun(run, config, from_dict(summary.get("metrics", {})), summary.get("steps"))
+        metrics, steps = from_dict(summary.get("metrics", {})), summary.get("steps")
+        return PastRun(run, config, metrics, steps, self._curve(summary))
+
+    def _curve(self, summary: dict[str, Any]) -> Curve:
+        measured, objective = summary.get("objective") or {}, self._objective
+        if objective and (measured.get("metric"), measured.get("at")) != (objective.metric, objective.at):
+            return ()
+        return tuple((float(step), float(value)) for step, value in summary.get("curve") or ())

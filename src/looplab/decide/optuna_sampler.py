@@ -21,8 +21,9 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from looplab.config.lab import SearchConfig
+from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
-from looplab.decide.search import GP_STARTUP, MAX_GP_POINTS, Axis, SearchPoint, Uniform, generator, select_points
+from looplab.decide.search import MAX_GP_POINTS, Axis, SearchPoint, Uniform, generator, gp_startup, select_points
 from looplab.decide.surrogate import AcquisitionOptimizer
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -31,15 +32,17 @@ from looplab.guard.knobs import Knob
 class GaussianProcessSampler(BaseSampler):
     """Expected improvement of a Gaussian process with a Matérn 5/2 kernel; for one objective.
 
-    Failed trials, infinite values and violated constraints count as infeasible; a pruned trial counts with its last
-    intermediate value. Parameters that not all trials have are drawn at random.
+    Failed trials, infinite values and violated constraints count as infeasible. The value of a pruned trial is
+    extrapolated from its intermediate values and those of the trials that got further. Parameters that not all trials
+    have are drawn at random.
 
     Args:
         seed: Makes a study with one job reproducible; None: drawn at random.
-        n_startup_trials: Measured trials before the process is used; the first are spread evenly.
+        n_startup_trials: Measured trials before the process is used; the first are spread evenly. None: by the number
+            of parameters.
     """
 
-    def __init__(self, seed: int | None = None, n_startup_trials: int = GP_STARTUP) -> None:
+    def __init__(self, seed: int | None = None, n_startup_trials: int | None = None) -> None:
         self._seed = random.getrandbits(31) if seed is None else seed
         self._startup = n_startup_trials
         self._independent = RandomSampler(seed=self._seed)
@@ -63,7 +66,8 @@ class GaussianProcessSampler(BaseSampler):
         space = _space(tuple(search_space.items()), self._seed, study.direction == StudyDirection.MAXIMIZE)
         points = space.points(study.get_trials(deepcopy=False), trial.number)
         params = None
-        if sum(point.value is not None for point in points) >= self._startup:
+        startup = gp_startup(len(search_space)) if self._startup is None else self._startup
+        if sum(point.known for point in points) >= startup and any(point.value is not None for point in points):
             subset = select_points(points, MAX_GP_POINTS, space.goal)
             params = next(space.acquisition.suggest(subset, generator(self._seed, trial.number)), None)
         if params is None:
@@ -98,11 +102,15 @@ class _Space:
             if trial.number == current or None in params.values():
                 continue  # the one to be sampled, or outside the space
             point = points.setdefault(tuple(params.values()), SearchPoint(params))
-            value = _value(trial)
+            value, curve = _value(trial), _curve(trial)
             if trial.state == TrialState.RUNNING:
                 point.pending += 1
+            elif trial.state == TrialState.PRUNED and value is not None:
+                point.stopped.append(curve)
             elif value is not None:
                 point.values.append(value)
+                if curve:
+                    point.curves.append((*curve[:-1], (curve[-1][0], value)))
             elif trial.state.is_finished():
                 point.crashes += 1
         return list(points.values())
@@ -152,6 +160,16 @@ def _value(trial: FrozenTrial) -> float | None:
     if any(violation > 0 for violation in (getattr(trial, "constraints", None) or {}).values()):
         return None
     value = trial.value if trial.state == TrialState.COMPLETE else None
-    if trial.state == TrialState.PRUNED and trial.intermediate_values:
+    if trial.state == TrialState.PRUNED and trial.intermediate_values:  # a value that was not finite is a failure
         value = trial.intermediate_values[max(trial.intermediate_values)]
     return value if value is not None and math.isfinite(value) else None
+
+
+def _curve(trial: FrozenTrial) -> Curve:
+    """Return the finite intermediate values at steps that at least double, and the last one."""
+    rows = sorted((step, value) for step, value in trial.intermediate_values.items() if math.isfinite(value))
+    kept: list[tuple[float, float]] = []
+    for step, value in rows:
+        if not kept or step >= max(2 * kept[-1][0], kept[-1][0] + 1) or step == rows[-1][0]:
+            kept.append((step, value))
+    return tuple(kept)

@@ -2,7 +2,8 @@
 
 It is stateless: each proposal is sampled from the runs in the ledger with a random state seeded by the study's seed and
 the number of proposals so far, so a new engine continues exactly as the old one would have. Runs of the same point are
-averaged; points that crashed are infeasible; unfinished points are pending, so that proposals made together differ.
+averaged; points that crashed are infeasible; runs that were stopped early count as far as they got; unfinished points
+are pending, so that proposals made together differ.
 Points that the guard would reject are never proposed and cost no run.
 """
 
@@ -11,24 +12,27 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from looplab import plugins
+from looplab.config import paths
 from looplab.config.edits import Edit, EditError, Op, apply_edits
+from looplab.config.expression import ExpressionError
 from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
 from looplab.config.paths import same
 from looplab.decide.base import Proposal
+from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
 from looplab.decide.history import History
 from looplab.errors import LabError
-from looplab.guard.guard import Guard, Problem
+from looplab.guard.guard import Guard, Problem, Ruling
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.roles import Role
+from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView
 
 if TYPE_CHECKING:
@@ -44,8 +48,8 @@ MAX_DRAWS = 64
 """Draws for one proposal before the sampler gives up."""
 OPTUNA_STARTUP = 10
 """Measured points before an Optuna model is used, if the lab sets no `startup`."""
-GP_STARTUP = 6
-"""The same for looplab's own Gaussian process, which needs fewer."""
+GP_STARTUP = (6, 4, 16)
+"""The same for looplab's own Gaussian process: the minimum, how many more than there are knobs, and the maximum."""
 MAX_GP_POINTS = 300
 """Points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the process is
 fitted to a subset of this size."""
@@ -195,8 +199,12 @@ class SearchPoint:
     params: Params
     values: list[float] = field(default_factory=list)
     """The objective of each run that measured one."""
+    curves: list[Curve] = field(default_factory=list)
+    """The curves of such runs, as far as they are known."""
+    stopped: list[Curve] = field(default_factory=list)
+    """The curves of runs that were stopped before their end."""
     crashes: int = 0
-    """Runs that ended without an objective, and proposals that the guard rejected."""
+    """Runs that ended without a value, and proposals that the guard rejected."""
     pending: int = 0
     """Planned and running runs."""
 
@@ -208,7 +216,19 @@ class SearchPoint:
     @property
     def infeasible(self) -> bool:
         """Whether the point counts as failed."""
-        return self.crashes > 0 and self.value is None
+        return self.crashes > 0 and self.value is None and self.partial is None
+
+    @property
+    def partial(self) -> Curve | None:
+        """The longest curve of a point that no run has finished; None if there is none or half of the runs crashed."""
+        if self.values or len(self.stopped) <= self.crashes:
+            return None
+        return max(self.stopped, key=lambda curve: curve[-1][0])
+
+    @property
+    def known(self) -> bool:
+        """Whether something was measured there."""
+        return self.value is not None or self.partial is not None
 
 
 class SearchProposer:
@@ -244,7 +264,12 @@ class SearchProposer:
         self._rejected_params: dict[int, Params | None] = {}  # by proposal
         base_params = {axis.path: axis.to_param(axis.base) for axis in self.axes}
         base_params = {path: param for path, param in base_params.items() if param is not None}
-        self._repairer = Repairer(self.axes, guard, self._problems, base_params)
+        self._base_params = base_params
+        self._filled_base = guard.with_defaults(base)
+        self._knob_paths = {axis.path: axis.knob.path for axis in self.axes}
+        self._repairer = Repairer(
+            self.axes, guard, self._problems, base_params, self._settle if guard.used_if else None
+        )
         self._sampler = make_sampler(settings, self.axes, goal, self._repairer) if self.axes else None
 
     def close(self) -> None:
@@ -280,8 +305,7 @@ class SearchProposer:
             if n_rejected >= REPAIR_AFTER and self._settings.sampler != "grid":  # most of the space is infeasible
                 rng = generator(self._settings.seed, count, trial, 2)
                 params = self._repairer.repair(params, rng, spread=spread) or params
-            edits = self._edits(params)
-            ruling = self._guard.check(self._base, edits)
+            edits, ruling = self._rule(params)
             if ruling.config is None:
                 why = f"the guard refused the last draw: {ruling.problems[0].message}"
                 n_rejected += 1
@@ -300,7 +324,47 @@ class SearchProposer:
         return None
 
     def _problems(self, params: Params) -> tuple[Problem, ...]:
-        return self._guard.check(self._base, self._edits(params)).problems
+        return self._rule(params)[1].problems
+
+    def _rule(self, params: Params) -> tuple[list[Edit], Ruling]:
+        """Return the edits of a point and what the guard says; knobs that are not used there are not edited."""
+        edits = self._edits(params)
+        while True:
+            ruling = self._guard.check(self._base, edits)
+            unused = {problem.key for problem in ruling.problems if problem.rule == "not used"}
+            used = [edit for edit in edits if edit.path not in unused]
+            if len(used) == len(edits):
+                return edits, ruling
+            edits = used
+
+    def _settle(self, params: Params) -> Params:
+        """Return the point with knobs that are not used there at their base values."""
+        settled = dict(params)
+        for _ in self.axes:  # whether a knob is used may depend on one that is not
+            values = {axis.path: axis.to_value(settled[axis.path]) for axis in self.axes}
+            unused = [path for path in self._base_params if not self._is_used(path, values)]
+            before, settled = settled, {**settled, **{path: self._base_params[path] for path in unused}}
+            if settled == before:
+                break
+        return settled
+
+    def _is_used(self, path: str, values: Mapping[str, Any]) -> bool:
+        condition = self._guard.used_if.get(self._knob_paths[path])
+        if condition is None:
+            return True
+
+        def lookup(name: str) -> Any:
+            if name in values:
+                return values[name]
+            found = paths.find(self._filled_base, name)
+            if not found:
+                raise KeyError(name)
+            return paths.get(self._filled_base, found[0])
+
+        try:
+            return bool(condition.evaluate(lookup))
+        except ExpressionError:
+            return True
 
     def _edits(self, params: Params) -> list[Edit]:
         values = [(axis, axis.to_value(params[axis.path])) for axis in self.axes]
@@ -311,11 +375,13 @@ class SearchProposer:
     def _collect_points(self, study: StudyView) -> tuple[list[SearchPoint], set[bytes]]:
         """Return all points so far, ordered by their first run, and the keys of the configs that were run."""
         runs: list[tuple[RunRow, Params | None]] = []
+        curves: dict[str, Curve] = {}
         for past in self._history.ended():
             run = past.run
             if run.role == Role.IMPORTED and run.id not in self._run_keys and self._guard.admit(past.config).problems:
                 self._run_keys[run.id], self._run_params[run.id] = b"", None  # not legal in this lab
             runs.append((run, self._params_of_run(run.id, past.config)))
+            curves[run.id] = past.curve
         for run in [*study.runs(state="planned"), *study.runs(state="running")]:
             if run.id not in self._run_keys:
                 plan = study.plan_of(run.id)
@@ -336,6 +402,11 @@ class SearchProposer:
                 point.pending += 1
             elif run.objective is not None and math.isfinite(run.objective):
                 point.values.append(run.objective)
+                if curves[run.id]:
+                    point.curves.append(curves[run.id])
+            elif run.status == "stopped" and curves[run.id]:
+                if run.role in DECIDED:  # a repetition counts only if it was finished
+                    point.stopped.append(curves[run.id])
             else:
                 point.crashes += 1
         # Points that another tool has run may be run again here.
@@ -352,7 +423,9 @@ class SearchProposer:
         """Return the point of a config; None if one of its values is outside the search space."""
         values = self._guard.knob_values(self._guard.with_defaults(config))
         params = {axis.path: axis.to_param(values.get(axis.path)) for axis in self.axes}
-        return None if None in params.values() else params
+        if None in params.values():
+            return None
+        return self._settle(params) if self._guard.used_if else params
 
     def _key(self, config: dict[str, Any]) -> bytes:
         return canonical_json(self._guard.knob_values(self._guard.with_defaults(config)))
@@ -532,9 +605,10 @@ def _startup_draws(draws: Iterator[Drawn], measured: int, startup: int) -> Itera
 
 
 def _describe(points: Sequence[SearchPoint]) -> str:
-    crashed = sum(point.infeasible for point in points)
+    crashed, stopped = sum(point.infeasible for point in points), sum(point.partial is not None for point in points)
     measured = f"{sum(point.value is not None for point in points)} measured points"
-    return measured + (f" and {crashed} that failed" if crashed else "")
+    others = [f"{stopped} stopped early"] * (stopped > 0) + [f"{crashed} that failed"] * (crashed > 0)
+    return measured + (f" and {' and '.join(others)}" if others else "")
 
 
 class _AfterStartup:
@@ -547,7 +621,7 @@ class _AfterStartup:
         self._model = model
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
-        measured = sum(point.value is not None for point in points)
+        measured = sum(point.known for point in points)
         if measured < self._startup:
             yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
         if self._settings.sampler == "tpe" and count % LOCAL_PERIOD == LOCAL_PERIOD - 1:
@@ -587,7 +661,7 @@ class _Auto:
         from looplab.decide.surrogate import AcquisitionOptimizer
 
         self._settings = settings
-        self._startup = settings.startup or GP_STARTUP
+        self._startup = settings.startup or gp_startup(len(axes))
         self._uniform = Uniform(settings, axes)
         self._acquisition = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
         self._repairer = repairer
@@ -598,8 +672,8 @@ class _Auto:
         self._tpe: Sampler | None = None
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
-        measured = sum(point.value is not None for point in points)
-        if measured < self._startup:
+        measured = sum(point.known for point in points)
+        if measured < self._startup or all(point.value is None for point in points):
             yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
         if len(points) <= MAX_GP_POINTS or not self._with_optuna:
             subset = select_points(points, MAX_GP_POINTS, self._goal)
@@ -614,6 +688,12 @@ class _Auto:
             settings = self._settings.model_copy(update={"sampler": "tpe"})
             self._tpe = make_sampler(settings, self._axes, self._goal, self._repairer)
         yield from self._tpe(count, points, refused)
+
+
+def gp_startup(n_axes: int) -> int:
+    """Return the number of measured points before the Gaussian process is used."""
+    fewest, more, most = GP_STARTUP
+    return max(fewest, min(n_axes + more, most))
 
 
 def select_points(points: list[SearchPoint], limit: int, goal: Literal["max", "min"]) -> list[SearchPoint]:
@@ -672,16 +752,18 @@ class _Model(ABC):
     def _trial(self, number: int, point: SearchPoint, worst: float) -> FrozenTrial:
         from optuna.trial import TrialState, create_trial
 
-        infeasible = point.infeasible
+        infeasible, partial = point.infeasible, point.partial or ()
         value = worst if infeasible else point.value
-        key = (*point.params.values(), value, infeasible)
+        key = (*point.params.values(), value, infeasible, partial)
         trial = self._trials.get(key)
         if trial is None:
+            unmeasured = TrialState.PRUNED if partial else TrialState.RUNNING
             trial = self._trials[key] = create_trial(
-                state=TrialState.RUNNING if value is None else TrialState.COMPLETE,
+                state=unmeasured if value is None else TrialState.COMPLETE,
                 value=value,
                 params=point.params,
                 distributions=self._space,
+                intermediate_values={int(step): reached for step, reached in partial},
                 constraints={"failed": 1.0 if infeasible else -1.0},
             )
         trial.number = number

@@ -2,9 +2,9 @@
 
 Deliberately small: numpy, scipy, at most a few hundred points. Objective values are warped first, so that a few
 terrible runs do not hide the differences between good ones. The noise variance is learnt, and the incumbent is the best
-posterior mean, not the luckiest run. A second process models where runs fail. Pending points are imputed with their
-posterior mean ("kriging believer"), so that proposals made together differ. Given the same points and the same random
-state, every process draws the same candidates.
+posterior mean, not the luckiest run. A second process models where runs fail. With pending points, the expected
+improvement is averaged over draws of what they may turn out to be ("fantasies"), so that proposals made together
+differ. Given the same points and the same random state, every process draws the same candidates.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
-from scipy.special import erfcx, log_ndtr
+from scipy.special import erfcx, log_ndtr, logsumexp
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+from looplab.decide.curves import Curve, extrapolate
 
 if TYPE_CHECKING:
     from looplab.decide.feasible import Repairer
@@ -40,6 +42,8 @@ REFIT_GROWTH = 0.1
 """Kernel parameters are refitted when the number of points has grown by this share."""
 MAX_FIT_POINTS = 128
 """Points to which kernel parameters are fitted; an evenly spaced subset is taken from more."""
+MIN_FINALS = 3
+"""Measured points from which the scale of values is estimated; with fewer, those of stopped runs count too."""
 N_GLOBAL, N_LOCAL = 256, 256
 """Initial candidates: uniform over the space, and perturbations of the best points."""
 N_TOP = 6
@@ -50,6 +54,10 @@ N_FEASIBILITY_SAMPLES = 16
 """Uniform samples that estimate which share of the space the guard allows."""
 N_REPAIRED = 4
 """Global candidates that are repaired if the guard refuses most of the space."""
+JITTER = 1e-6
+"""Noise variance of a draw, as a share of the signal variance; without it, rounding makes covariances indefinite."""
+N_FANTASIES = 16
+"""Joint draws of the objective at the pending points, over which the expected improvement is averaged."""
 FAILURE_VARIANCE = 0.05
 """Variance added to the failure model, so that failed neighbours alone never rule a point out."""
 FAILURE_WINDOW = 10
@@ -165,7 +173,9 @@ def _matern52(squared_distance: Array) -> tuple[Array, Array]:
     return slope + squared_distance * (5.0 / 3.0) * decay, slope
 
 
-def fit_kernel(features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array) -> KernelParams:
+def fit_kernel(
+    features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array, extra: Array | float = 0.0
+) -> KernelParams:
     """Return the maximum a posteriori kernel parameters.
 
     Args:
@@ -173,6 +183,7 @@ def fit_kernel(features: Array, feature_axis: NDArray[np.intp], y: Array, weight
         feature_axis: The axis of each feature; the features of one axis share a lengthscale.
         y: Values of about mean 0 and variance 1.
         weights: The number of runs averaged in each value; its noise variance is divided by it.
+        extra: Variance of each value in addition to the noise.
     """
     n, d = len(y), int(feature_axis.max()) + 1
     distances = np.zeros((d, n, n))
@@ -192,7 +203,7 @@ def fit_kernel(features: Array, feature_axis: NDArray[np.intp], y: Array, weight
         covariance, slope = _matern52((inverse @ squared_distances).reshape(n, n))
         covariance *= signal_variance
         k = covariance.copy()
-        k.flat[:: n + 1] += noise_variance / weights + 1e-8
+        k.flat[:: n + 1] += noise_variance / weights + extra + 1e-8
         try:
             factor = cho_factor(k, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
@@ -222,26 +233,40 @@ class GaussianProcess:
     """A zero-mean Gaussian process conditioned on values."""
 
     def __init__(
-        self, kernel: KernelParams, features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array
-    ) -> None:
-        """See `fit_kernel` for the arguments."""
+        self, kernel: KernelParams, features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array,
+        extra: Array | float = 0.0,
+    ) -> None:  # fmt: skip
+        """See `fit_kernel` for the arguments; `y` may have one column per scenario, and so has the mean then."""
         self._kernel = kernel
         self._lengthscales = kernel.lengthscales[feature_axis]
         self._x = features / self._lengthscales
         k = kernel.signal_variance * _matern52(cdist(self._x, self._x, "sqeuclidean"))[0]
-        k.flat[:: len(y) + 1] += kernel.noise_variance / weights + 1e-8
+        k.flat[:: len(y) + 1] += kernel.noise_variance / weights + extra + 1e-8
         self._factor = cho_factor(k, lower=True, check_finite=False)
         self._alpha = cho_solve(self._factor, y, check_finite=False)
 
     def predict(self, features: Array) -> tuple[Array, Array]:
         """Return the posterior mean and standard deviation of the noise-free objective."""
-        k = self._kernel.signal_variance * _matern52(cdist(self._x, features / self._lengthscales, "sqeuclidean"))[0]
-        v = solve_triangular(self._factor[0], k, lower=True, check_finite=False)
+        k, v = self._project(features / self._lengthscales)
         variance = self._kernel.signal_variance - np.einsum("ij,ij->j", v, v)
         return k.T @ self._alpha, np.sqrt(np.maximum(variance, 1e-10))
 
+    def draw(self, features: Array, n: int, rng: np.random.RandomState) -> Array:
+        """Return `n` joint draws of the noise-free objective, one per column."""
+        at = features / self._lengthscales
+        k, v = self._project(at)
+        covariance = self._kernel.signal_variance * _matern52(cdist(at, at, "sqeuclidean"))[0] - v.T @ v
+        covariance.flat[:: len(at) + 1] += JITTER * self._kernel.signal_variance
+        root = cho_factor(covariance, lower=True, check_finite=False)[0]
+        return np.asarray((k.T @ self._alpha)[:, None] + np.tril(root) @ rng.standard_normal((len(at), n)))
 
-def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
+    def _project(self, at: Array) -> tuple[Array, Array]:
+        """Return the covariance of the values with these scaled features, and its whitened form."""
+        k = self._kernel.signal_variance * _matern52(cdist(self._x, at, "sqeuclidean"))[0]
+        return k, solve_triangular(self._factor[0], k, lower=True, check_finite=False)
+
+
+def log_expected_improvement(mean: Array, sd: Array, best: float | Array) -> Array:
     """Return the logarithm of the expected improvement below `best`, finite also far above it."""
     z = (best - mean) / sd
     near = np.maximum(z, -1.0)
@@ -251,23 +276,79 @@ def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
     return np.asarray(np.log(sd) + np.where(z > -1.0, log_near, -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + rest))
 
 
-def warped(values: Array) -> Array:
-    """Return values (lower is better) with their upper tail compressed, standardized.
+class Warp:
+    """A monotone map that compresses the upper tail of values (lower is better).
 
     Values more than one scale above the median count with the logarithm of their distance, so that a few terrible runs
     do not hide the differences between good ones.
     """
-    values = values / (np.abs(values).max() or 1.0)
-    median = np.median(values)
-    better = median - values[values <= median]
-    z = (values - median) / (math.sqrt(float((better**2).mean())) or values.std() or 1.0)
-    z = np.where(z > 1.0, 1.0 + np.log(np.maximum(z, 1.0)), z)
-    return standardized(z)
+
+    def __init__(self, values: Array) -> None:
+        self._unit = float(np.abs(values).max() or 1.0)
+        values = values / self._unit
+        self._median = float(np.median(values))
+        better = self._median - values[values <= self._median]
+        self._scale = float(math.sqrt(float((better**2).mean())) or values.std() or 1.0)
+
+    def __call__(self, values: Array) -> Array:
+        z = (values / self._unit - self._median) / self._scale
+        return np.asarray(np.where(z > 1.0, 1.0 + np.log(np.maximum(z, 1.0)), z))
+
+
+def warped(values: Array) -> Array:
+    """Return values (lower is better) with their upper tail compressed, standardized."""
+    return standardized(Warp(values)(values))
 
 
 def standardized(values: Array) -> Array:
     """Return values scaled to mean 0 and variance 1."""
     return np.asarray((values - values.mean()) / (values.std() or 1.0))
+
+
+class Observations(NamedTuple):
+    """Standardized values at points, as the process is fitted to them."""
+
+    y: Array
+    weights: Array
+    """The number of runs averaged in each value."""
+    extra: Array
+    """Variance of each value in addition to the noise of a run."""
+
+    @classmethod
+    def of_objective(cls, points: Sequence[SearchPoint], sign: float) -> Observations:
+        """Return the objective at known points: measured, or extrapolated where all runs were stopped early.
+
+        Extrapolated values have the variance of the extrapolation; where it is impossible, it is almost infinite.
+        """
+        values = np.array([math.nan if point.value is None else sign * point.value for point in points])
+        measured = ~np.isnan(values)
+        weights = np.array([float(max(1, len(point.values))) for point in points])
+        partial = [point.partial or () for point in points]
+        reached = [sign * curve[-1][1] for curve in partial if curve]
+        finals = values[measured]
+        warp = Warp(finals if len(finals) >= MIN_FINALS else np.append(finals, reached))
+        y, extra = warp(np.where(measured, values, 0.0)), np.zeros(len(points))
+        if reached:
+            finished = [_signed(curve, sign) for point in points if point.value is not None for curve in point.curves]
+            estimates = extrapolate(finished, [_signed(curve, sign) for curve in partial if curve])
+            center = float(y[measured].mean()) if measured.any() else 0.0
+            for i, estimate in zip(np.flatnonzero(~measured), estimates, strict=True):
+                if estimate is None:
+                    y[i], extra[i] = center, 1e6
+                else:
+                    low, y[i], high = warp(estimate.mean + estimate.sd * np.array([-1.0, 0.0, 1.0]))
+                    extra[i] = ((high - low) / 2) ** 2
+        scale = float(y.std()) or 1.0
+        return cls((y - y.mean()) / scale, weights, extra / scale**2)
+
+    @classmethod
+    def of_failures(cls, points: Sequence[SearchPoint]) -> Observations:
+        """Return 0 for success and 1 for failure, standardized."""
+        failed = np.array([float(point.infeasible) for point in points])
+        return cls(standardized(failed), np.ones(len(failed)), np.zeros(len(failed)))
+
+    def at(self, subset: NDArray[np.intp]) -> Observations:
+        return Observations(self.y[subset], self.weights[subset], self.extra[subset])
 
 
 class AcquisitionOptimizer:
@@ -304,9 +385,9 @@ class AcquisitionOptimizer:
         """Return candidate rows and their acquisition values."""
         space = self._space
         rows = np.array([space.to_row(point.params) for point in points])
-        posterior_mean, acquisition_of = self._fit(space.features(rows), points)
-        measured = rows[[point.value is not None for point in points]]
-        best_points = measured[np.argsort(posterior_mean, kind="stable")[:N_TOP]]
+        posterior_mean, acquisition_of = self._fit(space.features(rows), points, rng)
+        known = rows[[point.known for point in points]]
+        best_points = known[np.argsort(posterior_mean, kind="stable")[:N_TOP]]
         uniform = space.from_uniform(rng.random_sample((N_GLOBAL, rows.shape[1])))
         if self._most_is_refused():
             for i in range(N_REPAIRED):
@@ -314,7 +395,7 @@ class AcquisitionOptimizer:
                 if params is not None:
                     uniform[i] = space.to_row(params)
         local = space.perturb(_repeated(best_points, N_LOCAL), 10 ** rng.uniform(-2.3, -0.3, N_LOCAL), rng)
-        candidates = np.vstack([uniform, local])
+        candidates = self._settle(np.vstack([uniform, local]))
         acquisition = acquisition_of(candidates)
         for width in 0.15 * 0.4 ** np.arange(N_REFINEMENTS):
             top = list(
@@ -323,10 +404,17 @@ class AcquisitionOptimizer:
             if not top:
                 break
             widths = width * 10 ** rng.uniform(-0.7, 0.3, N_REFINED)
-            refined = space.perturb(_repeated(candidates[top], N_REFINED), widths, rng)
+            refined = self._settle(space.perturb(_repeated(candidates[top], N_REFINED), widths, rng))
             candidates = np.vstack([candidates, refined])
             acquisition = np.append(acquisition, acquisition_of(refined))
         return candidates, acquisition
+
+    def _settle(self, rows: Array) -> Array:
+        """Return the rows with knobs that are not used there at their base values, so that they do not matter."""
+        settle = self._repairer.settle
+        if settle is None:
+            return rows
+        return np.array([self._space.to_row(settle(self._space.to_params(row))) for row in rows])
 
     def _most_is_refused(self) -> bool:
         """Return whether the guard refuses more than three quarters of the space."""
@@ -353,41 +441,53 @@ class AcquisitionOptimizer:
             if feasible[key]:
                 yield int(i)
 
-    def _fit(self, features: Array, points: Sequence[SearchPoint]) -> tuple[Array, Callable[[Array], Array]]:
-        """Return the posterior mean at the measured points, and the acquisition function of rows."""
+    def _fit(
+        self, features: Array, points: Sequence[SearchPoint], rng: np.random.RandomState
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """Return the posterior mean at the known points, and the acquisition function of rows."""
         space = self._space
-        values = np.array([math.nan if point.value is None else self._sign * point.value for point in points])
-        failed = np.array([point.infeasible for point in points])
-        measured = ~np.isnan(values)
-        pending = features[~measured & ~failed]
-        x, y = features[measured], warped(values[measured])
-        weights = np.array([float(max(1, len(point.values))) for point in points])[measured]
-        kernel = self._fitted_kernel(x, values[measured], weights, warped)
-        process = GaussianProcess(kernel, x, space.feature_axis, y, weights)
+        known, failed = (np.array([bool(flag) for flag in flags]) for flags in zip(
+            *((point.known, point.infeasible) for point in points), strict=True
+        ))  # fmt: skip
+        observed = [point for point in points if point.known]
+        x, (y, weights, extra) = features[known], self._observe(observed)
+        kernel = self._fitted_kernel(x, observed, self._observe)
+        process = GaussianProcess(kernel, x, space.feature_axis, y, weights, extra)
         posterior_mean = process.predict(x)[0]
-        if len(pending):  # kriging believer: their posterior mean counts as measured, so nothing is left to gain there
-            y, weights = np.append(y, process.predict(pending)[0]), np.append(weights, np.ones(len(pending)))
-            process = GaussianProcess(kernel, np.vstack([x, pending]), space.feature_axis, y, weights)
-        log_success = self._fit_failures(features[measured | failed], failed[measured | failed])
+        best = np.full(1, min(mean for mean, p in zip(posterior_mean, observed, strict=True) if p.value is not None))
+        pending = features[~known & ~failed]
+        if len(pending):  # in each fantasy they are known, without the noise of a run: nothing is left to gain there
+            fantasies = process.draw(pending, N_FANTASIES, rng)
+            best = np.minimum(best, fantasies.min(axis=0))
+            y = np.vstack([np.repeat(y[:, None], N_FANTASIES, axis=1), fantasies])
+            weights = np.append(weights, np.full(len(pending), np.inf))
+            extra = np.append(extra, np.full(len(pending), JITTER * kernel.signal_variance))
+            process = GaussianProcess(kernel, np.vstack([x, pending]), space.feature_axis, y, weights, extra)
+        log_success = self._fit_failures(features[known | failed], [p for p in points if p.known or p.infeasible])
 
         def acquisition_of(rows: Array) -> Array:
             at = space.features(rows)
-            return log_expected_improvement(*process.predict(at), float(posterior_mean.min())) + log_success(at)
+            mean, sd = process.predict(at)
+            scenarios = log_expected_improvement(mean.reshape(len(at), -1), sd[:, None], best)
+            return np.asarray(logsumexp(scenarios, axis=1)) + log_success(at)
 
         return posterior_mean, acquisition_of
 
-    def _fit_failures(self, x: Array, failed: NDArray[np.bool_]) -> Callable[[Array], Array]:
+    def _observe(self, points: Sequence[SearchPoint]) -> Observations:
+        return Observations.of_objective(points, self._sign)
+
+    def _fit_failures(self, x: Array, points: Sequence[SearchPoint]) -> Callable[[Array], Array]:
         """Return the log probability of success, with a penalty where it is below what is required.
 
         The higher the recent failure rate, the higher the success probability that is required.
         """
+        failed = np.array([float(point.infeasible) for point in points])
         if not failed.any():
             return lambda features: np.zeros(len(features))
-        y, weights = failed.astype(np.float64), np.ones(len(failed))
-        kernel = self._fitted_kernel(x, y, weights, standardized)
-        process = GaussianProcess(kernel, x, self._space.feature_axis, standardized(y), weights)
-        threshold = float((0.5 - y.mean()) / (y.std() or 1.0))
-        required = math.log(min(0.95, 3.0 * float(y[-FAILURE_WINDOW:].mean()) + 1e-3))
+        kernel = self._fitted_kernel(x, points, Observations.of_failures)
+        process = GaussianProcess(kernel, x, self._space.feature_axis, *Observations.of_failures(points))
+        threshold = float((0.5 - failed.mean()) / (failed.std() or 1.0))
+        required = math.log(min(0.95, 3.0 * float(failed[-FAILURE_WINDOW:].mean()) + 1e-3))
 
         def log_success(features: Array) -> Array:
             mean, sd = process.predict(features)
@@ -396,19 +496,25 @@ class AcquisitionOptimizer:
 
         return log_success
 
-    def _fitted_kernel(self, x: Array, y: Array, weights: Array, transform: Callable[[Array], Array]) -> KernelParams:
+    def _fitted_kernel(
+        self, x: Array, points: Sequence[SearchPoint], observe: Callable[[Sequence[SearchPoint]], Observations]
+    ) -> KernelParams:
         """Return kernel parameters fitted to the first points; how many grows in steps of REFIT_GROWTH."""
         size = 1
-        while (larger := size + max(1, int(size * REFIT_GROWTH))) <= len(y):
+        while (larger := size + max(1, int(size * REFIT_GROWTH))) <= len(points):
             size = larger
-        subset = np.linspace(0, size - 1, min(size, MAX_FIT_POINTS)).round().astype(int)
-        x, y, weights = x[subset], y[subset], weights[subset]
-        key = x.tobytes() + y.tobytes() + weights.tobytes()
+        subset = np.linspace(0, size - 1, min(size, MAX_FIT_POINTS)).round().astype(np.intp)
+        features, observed = x[subset], observe(points[:size]).at(subset)
+        key = b"".join(array.tobytes() for array in (features, *observed))
         if key not in self._kernels:
             while len(self._kernels) > 8:
                 del self._kernels[next(iter(self._kernels))]
-            self._kernels[key] = fit_kernel(x, self._space.feature_axis, transform(y), weights)
+            self._kernels[key] = fit_kernel(features, self._space.feature_axis, *observed)
         return self._kernels[key]
+
+
+def _signed(curve: Curve, sign: float) -> Curve:
+    return tuple((step, sign * value) for step, value in curve)
 
 
 def _row_key(row: Array) -> bytes:

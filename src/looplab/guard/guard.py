@@ -1,6 +1,7 @@
 """The guard: checks of a proposal before it may use a slot.
 
-Edits are applied to the parent's config. Only knobs may change, within their ranges. Then normalisers correct values,
+Edits are applied to the parent's config. Only knobs may change, within their ranges, and only where the trainer uses
+them. Then normalisers correct values,
 derived keys are computed, and constraints must hold. All problems are reported at once, each with the nearest legal
 value if there is one, so that a proposer can correct them in one go. A null in the given config means "not set" and is
 left alone; an edit may set null only if null is one of the choices.
@@ -34,7 +35,7 @@ class Problem:
     value: Any
     """The rejected value; for a constraint, the values that it read."""
     rule: str
-    """`edit`, `not a knob`, `knob range`, `normalise`, `derive` or `constraint`."""
+    """`edit`, `not a knob`, `knob range`, `not used`, `normalise`, `derive` or `constraint`."""
     message: str
     """What is wrong and what to do, for people and agents."""
     nearest: Any = None
@@ -92,6 +93,12 @@ class Guard:
             [_make_rule("derive", target, text) for target, text in (derive or {}).items()]
         )
         self._constraints = [_compile("constraint", text) for text in constraints]
+        self.used_if = {
+            knob.path: _compile("knob", knob.used_if, f"{knob.path}: if")
+            for knob in self.knobs.values()
+            if knob.used_if is not None
+        }
+        """Where a knob is used, by its path; without those that are used everywhere."""
         self._derived = {rule.target for rule in self._derive}
         for rule in self._normalise:
             if rule.target in self._derived:
@@ -117,6 +124,11 @@ class Guard:
         given, added = self._knobs.with_defaults(config)
         case = _Case(given, apply_edits(given, []).config, [], [], config, added)
         self._check_all(case, "")
+        for path, condition in self.used_if.items():
+            try:
+                condition.evaluate(case.config)
+            except ExpressionError as error:
+                case.reject(_failure("knob", path, f"{path}: if {condition}", error))
         return self._finish(case, ())
 
     def is_knob(self, key: str) -> bool:
@@ -164,6 +176,7 @@ class Guard:
     def _finish(self, case: _Case, edited: Sequence[ConfigChange]) -> Ruling:
         self._settle(case)
         self._check_all(case, "in the parent already")
+        self._check_used(case, edited)
         for constraint in self._constraints:
             self._check_constraint(case, constraint)
         config = None if case.problems else case.without_defaults()
@@ -262,6 +275,24 @@ class Guard:
             case.put(place, value, coerced)
         else:
             case.reject(_out_of_range(key, value, knob, problem, knob.nearest(value, like), ""))
+
+    def _check_used(self, case: _Case, edited: Sequence[ConfigChange]) -> None:
+        """Check that the trainer uses the edited knobs."""
+        for key in {change.path: None for change in edited} if self.used_if else ():
+            owner = self._knobs.owner(key)
+            condition = None if owner is None else self.used_if.get(owner[1].path)
+            if condition is None or key in case.rejected:
+                continue
+            try:
+                if condition.evaluate(case.config):
+                    continue
+            except ExpressionError as error:
+                if not case.reads_rejected(condition):
+                    case.reject(_failure("knob", key, f"{key}: if {condition}", error))
+                continue
+            read = ", ".join(f"{name}={show_value(v)}" for name, v in sorted(condition.values(case.config).items()))
+            text = f"{key} is not used here, only if {condition}{': ' if read else ''}{read}; leave it as it is"
+            case.reject(Problem(key, _value_at(case.config, key), "not used", text, _value_at(case.given, key)))
 
     def _check_all(self, case: _Case, unchanged: str) -> None:
         """Check every knob of the whole config, except those that already have a problem."""

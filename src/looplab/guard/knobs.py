@@ -31,6 +31,7 @@ class KnobSection(Section):
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {
         "min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type",
+        "when": "if", "condition": "if",
     }  # fmt: skip
 
     type: Kind | None = None
@@ -47,6 +48,8 @@ class KnobSection(Section):
     """The only legal values; None: not restricted to a list."""
     default: Any = None
     """Value that the trainer uses if the config lacks the key; unknown if it is not set."""
+    used_if: str | None = Field(None, alias="if")
+    """Expression over the config that is true where the trainer uses the key; None: it always does."""
 
     @field_validator("low", "high", "step")
     @classmethod
@@ -98,6 +101,7 @@ class Knob:
     step: float | None = None
     choices: tuple[Any, ...] | None = None
     default: Any = None
+    used_if: str | None = None
     has_default: bool = False
 
     @classmethod
@@ -167,6 +171,7 @@ class Knob:
     def describe(self) -> str:
         """Return a short description of the legal values for prompts and messages: `float, 1e-06 … 1, log`."""
         default = [f"default {show_value(self.default)}"] if self.has_default else []
+        default += [f"only if {self.used_if}"] if self.used_if is not None else []
         if self.choices is not None:
             return ", ".join([f"one of {', '.join(map(show_value, self.choices))}", *default])
         parts: list[str] = [self.type] if self.type else []

@@ -69,7 +69,7 @@ class Planner:
         self._tell = tell
         self._book = book
         outputs = folder.study_folder(setup.lab, study.name)
-        history = History(study, outputs, setup.conditions)
+        history = History(study, outputs, setup.conditions, setup.study.objective)
         self._proposers = make_proposers(
             setup, history, outputs, self._left, wake, asks, check=self._check, report=self._report_call, tell=warn
         )

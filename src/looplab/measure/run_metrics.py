@@ -12,7 +12,7 @@ from looplab.config.lab import RUN_FOLDER, ObjectiveConfig, StudyConfig, TieBrea
 from looplab.errors import LabError
 from looplab.launch.base import Exit
 from looplab.ledger.view import RunRow
-from looplab.measure.base import Batch, merge
+from looplab.measure.base import Batch, Curve, merge
 from looplab.measure.discover import Reader, describe, reader_of
 from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, objective_value, to_dict
@@ -42,6 +42,8 @@ class RunMetrics:
     """Why reading was given up; None if it was not."""
     finished: bool = False
     """Whether everything was read after the run had ended."""
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """Steps, each at least twice the one before, and the objective there, as if the run had ended."""
 
     def __post_init__(self) -> None:
         self.reader = reader_of(self.study, self.run_dir)
@@ -57,7 +59,7 @@ class RunMetrics:
         try:
             if self.failed is None:
                 batch = self.reader.poll(final, until)
-                self.summariser.add(batch)
+                self._add(batch)
         except LabError:
             raise
         except Exception as error:  # noqa: BLE001 (a bad file must not stop the study)
@@ -66,6 +68,28 @@ class RunMetrics:
             self.grown = clock.now()
         self.polled = time.monotonic()
         return batch
+
+    def _add(self, batch: Batch) -> None:
+        """Summarise new points, those of the objective in pieces that end where its curve has a step."""
+        metric = None if self.study.objective is None else self.study.objective.metric
+        for name, points in batch.items():
+            begin = 0
+            for i, step in enumerate(points.steps if name == metric else ()):
+                if not self.curve or (step >= 2.0 * self.curve[-1][0] and step > self.curve[-1][0]):
+                    self.summariser.add({name: Curve(points.steps[begin : i + 1], points.values[begin : i + 1])})
+                    begin = i + 1
+                    value = self.objective()
+                    if value is not None:
+                        self.curve.append((step, value))
+            self.summariser.add({name: Curve(points.steps[begin:], points.values[begin:]) if begin else points})
+
+    def whole_curve(self) -> list[tuple[float, float]]:
+        """Return `curve` up to the last point; empty if the objective was not finite there."""
+        objective, value = self.study.objective, self.objective()
+        last = None if objective is None or value is None else self.summariser.summary(objective.metric)
+        if last is None or last.last_step is None or value is None:
+            return []
+        return [*(point for point in self.curve if point[0] < last.last_step), (last.last_step, value)]
 
     def finish(self, exit_: Exit, until: float | None = None) -> bool:
         """Read the remaining points of an ended run into `rest`; return False if time ran out before the end."""
@@ -198,6 +222,7 @@ def summarise(
             **{"metric": objective.metric, "goal": objective.goal, "at": objective.at, "value": value},
             **({"then": _tie_break(objective.then, measured if value is not None else None)} if objective.then else {}),
         },
+        "curve": measured.whole_curve() if measured is not None else [],
         "verdict": None,
         "notes": notes,
         "metrics": to_dict(metrics),

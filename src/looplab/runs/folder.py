@@ -34,8 +34,9 @@ FORMS: dict[str, dict[str, type]] = {
     "run.json": {"notes": list, "devices": list, "slot": str, "fingerprint": str, "warm_start": dict},
     "override.json": {"edits": list},
     "config_diff.json": {"parent": dict, "base": dict},
-    "summary.json": {"status": str, "reason": str, "objective": dict, "verdict": dict, "notes": list, "metrics": dict},
-}
+    "summary.json": {"status": str, "reason": str, "objective": dict, "verdict": dict, "notes": list, "metrics": dict,
+                     "curve": list},
+}  # fmt: skip
 """Expected types of keys in JSON files of the record, which a run can overwrite; every key is optional."""
 REQUIRED = {"first", "last", "best", "best_step", "delta", "pct", "n", "nan", "last_is_nan"}
 """Required keys of a metric in a summary."""
@@ -196,6 +197,9 @@ def _find_problem(name: str, data: object) -> str | None:
         for key, value in (("the objective", (data.get("objective") or {}).get("value")), ("steps", data.get("steps"))):
             if value is not None and not _is_number(value):
                 return f"{key} is not a number"
+        curve = data.get("curve") or []
+        if not all(isinstance(row, list) and len(row) == 2 and all(map(_is_number, row)) for row in curve):
+            return "curve has something that is not a step and a value"
     return None
 
 

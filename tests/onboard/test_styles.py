@@ -944,6 +944,29 @@ args = Args().parse_args()
         {"lr": 0.5, "nesterov": True, "hidden": 32, "seed": 0, "layers": [1, 2]},
         needs=["tap"],
     ),
+    Case(
+        "argparse with an option of pairs",
+        """
+import argparse
+class Pairs(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        pairs = dict(value.split(':', 1) for value in values)
+        setattr(namespace, self.dest, {key: float(value) for key, value in pairs.items()})
+parser = argparse.ArgumentParser()
+parser.add_argument('--n-steps', type=int, default=5)
+parser.add_argument('--seed', type=int, default=-1)
+parser.add_argument('-params', '--hyperparams', nargs='+', type=str, action=Pairs)
+parser.add_argument('--tag')
+args = parser.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "hyperparams.learning_rate hyperparams.gamma",
+        "seed",
+        {"hyperparams": {"learning_rate": 0.5, "gamma": 0.9, "levels": 3}, "seed": 7},
+        {"hyperparams": {"learning_rate": 0.5, "gamma": 0.9, "levels": 3.0}, "seed": 7, "n_steps": 5, "tag": "a:1"},
+        arguments=["-params", "learning_rate:1e-3", "gamma:0.99", "levels:2", "--tag", "a:1"],
+    ),
 ]  # fmt: skip
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import os
 import re
+import shutil
 import statistics
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +28,7 @@ from looplab.measure.summary import METRIC_WORDS, Directions, is_clock, plain_na
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
+from looplab.onboard.scripts import module_file
 from looplab.onboard.source import call_name
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
@@ -640,13 +644,12 @@ def _named(node: ast.expr) -> frozenset[str]:
 
 
 def script_of(lab: LabConfig, command: Sequence[str]) -> Script | None:
-    """Return the Python script that a command starts; None if there is none in the lab."""
+    """Return the Python script that a command starts; None if it is not known."""
     for i, word in enumerate(command):
         if word == "-m" and i + 1 < len(command):
-            base = lab.folder.joinpath(*command[i + 1].split("."))
-            for path in (base.with_suffix(".py"), base / "__main__.py"):
-                if path.is_file():
-                    return Script(lab.folder, tuple(command), path, "python", module=command[i + 1])
+            name, python = command[i + 1], shutil.which(command[0]) or sys.executable
+            with contextlib.suppress(LabError):
+                return Script(lab.folder, tuple(command), module_file(name, lab.folder, python), python, module=name)
         elif word.endswith(".py") and not word.endswith("with_config.py") and (lab.folder / word).is_file():
             return Script(lab.folder, tuple(command), lab.folder / word, "python")
     return None

@@ -346,6 +346,21 @@ def test_what_a_script_keeps_the_best_of_is_read_from_its_source(code: str, word
     assert KeptBest(frozenset(words), goal) in found
 
 
+@pytest.mark.parametrize(
+    ("code", "goal"),
+    [
+        ("scores = cross_val_score(model, X, y)\nprint(scores.mean())", "max"),
+        ("print(model.score(X, y))", "max"),
+        ("result = mean_squared_error(y, model.predict(X))\nprint(result)", "min"),
+        ("print(f'{np.mean(losses):.3f}')", "min"),
+        ("print('start')\nprint(accuracy_score(y, p))", "max"),
+    ],
+)
+def test_the_goal_of_a_number_without_a_name_is_that_of_what_is_printed(code: str, goal: str) -> None:
+    (guess,) = rank_objectives([measured("last_line")], (), kept_best([ast.parse(code)]))
+    assert (guess.metric, guess.goal, guess.why) == ("last_line", goal, "the number in the last printed line")
+
+
 def test_settings_that_a_script_prints_are_not_offered() -> None:
     names = ["hidden-size", "val_loss", "weight_decay"]
     guesses = rank_objectives([measured(name) for name in names], ["model.hidden_size", "weight-decay"])

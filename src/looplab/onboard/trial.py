@@ -24,12 +24,13 @@ from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
 from looplab.measure.splits import KINDS, kind_of_split
+from looplab.measure.stdout import LAST_LINE
 from looplab.measure.summary import METRIC_WORDS, Directions, is_clock, plain_name
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
 from looplab.onboard.scripts import module_file
-from looplab.onboard.source import call_name
+from looplab.onboard.source import call_name, calls
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
 
@@ -552,12 +553,14 @@ def rank_objectives(
         goal = directions.goal(metric.name)
         mine = next((one for one in kept if _fits(one, words, split)), None)
         if mine is not None:
-            score, why = score + 1.0, [*why, "the script keeps the best"]
+            if metric.name != LAST_LINE:
+                score, why = score + 1.0, [*why, "the script keeps the best"]
             if mine.goal is not None and not words & RESULTS:
                 goal = mine.goal
         if metric.points > 1:
             score += 1.0
-        why.append(f"{metric.points} point{'s' if metric.points != 1 else ''}")
+        points = f"{metric.points} point{'s' if metric.points != 1 else ''}"
+        why.append("the number in the last printed line" if metric.name == LAST_LINE else points)
         if words & REPORTED:
             score += 0.5
         if words & {"best", "max", "min", "final"}:
@@ -588,15 +591,38 @@ def _fits(kept: KeptBest, words: set[str], split: str | None) -> bool:
 
 def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:
     """Return what scripts keep the best of: `if val_acc > best_acc`, `best = min(best, val_loss)`, and what early
-    stopping and checkpoints monitor."""
+    stopping and checkpoints monitor; and whether a number in the last printed line should be large."""
     found: list[KeptBest] = []
-    for tree in trees:
+    for index, tree in enumerate(trees):
+        if index == 0 and (goal := _goal_of_last_print(tree)) is not None:
+            found.append(KeptBest(frozenset(words_of(LAST_LINE)), goal))
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare) and len(node.ops) == 1:
                 found += _compared(node.left, node.ops[0], node.comparators[0])
             elif isinstance(node, ast.Call):
                 found += _called(node)
     return found
+
+
+def _goal_of_last_print(tree: ast.Module) -> Goal | None:
+    """Return the goal of what a script prints last, `print(scores.mean())`; None: its names do not tell."""
+    prints = [call for call in calls(tree, "print") if len(call.args) == 1]
+    if not prints:
+        return None
+    printed = prints[-1].args[0]
+    names = {node.id for node in ast.walk(printed) if isinstance(node, ast.Name)}
+    bound = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    ]
+    for node in (item for expression in (printed, *bound) for item in ast.walk(expression)):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        words = [SHORT.get(word, word) for word in words_of(name)]
+        if RESULTS & set(words):
+            return Directions().goal("_".join(words))
+    return None
 
 
 def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> list[KeptBest]:

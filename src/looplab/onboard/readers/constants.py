@@ -59,7 +59,8 @@ class ConstantsReader:
                 base[name] = found
         base |= bound(script.tree.body, functions=_called(script.tree))
         known = {setting.name.rpartition(".")[2].lower() for setting in settings_in(base)}
-        for name, values in _in_calls(script.tree).items():
+        has_knob = any(suggest(setting).role == "knob" for setting in settings_in(base))
+        for name, values in _in_calls(script.tree, doubtful=not has_knob).items():
             new = {key: value for key, value in values.items() if key.lower() not in known}
             if new and name not in base:
                 base[name] = new
@@ -238,10 +239,13 @@ def _called(tree: ast.Module) -> dict[str, frozenset[str]]:
     return found
 
 
-def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:
+def _in_calls(tree: ast.Module, *, doubtful: bool) -> dict[str, dict[str, Any]]:
     """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`.
 
     An argument that has several values in several calls of a function is left out: they could not be told apart.
+
+    Args:
+        doubtful: Whether those count too that only may be hyper-parameters, if no other is one.
     """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     seen: dict[tuple[str, str], list[Any]] = {}
@@ -254,12 +258,17 @@ def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:
                 if item.arg is not None:
                     seen.setdefault((name, item.arg), []).append(constant(item.value))
     found: dict[str, dict[str, Any]] = {}
+    perhaps: dict[str, dict[str, Any]] = {}
     for (name, key), values in seen.items():
         if any(value != values[0] for value in values) or not _is_scalar(values[0]):
             continue
         (setting,) = settings_in({key: values[0]})
-        if suggest(setting).role in ("knob", "length") or is_seed(setting):
-            found.setdefault(name, {})[key] = values[0]
+        role = suggest(setting).role
+        doubtful = doubtful and role != "knob"
+        wanted = role in ("knob", "length") or is_seed(setting)
+        (found if wanted else perhaps if role == "doubtful" else {}).setdefault(name, {})[key] = values[0]
+    for name, others in perhaps.items() if doubtful else ():
+        found[name] = {**others, **found.get(name, {})}
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -500,6 +501,33 @@ model = sk.ForestClassifier(n_estimators=100, max_depth=8, random_state=3)
         {"ForestClassifier.n_estimators": 50},
         {"n_estimators": 50, "max_depth": 8, "random_state": 3, "split": 42},
         others="train_test_split.test_size",
+    ),
+    Case(
+        "numbers in calls that only may be hyper-parameters, and seeds of generators",
+        """
+import random, types
+random.seed(3)
+sk = types.SimpleNamespace(Classifier=lambda **k: k, seed_everything=random.seed)
+first = random.random()
+sk.seed_everything(3, workers=True) if False else random.seed(3)
+model = sk.Classifier(coef0=0.5, gamma=0.001)
+""",
+        "{**model, 'first': first, 'again': random.random()}",
+        "constants",
+        "Classifier.gamma",
+        "seed",
+        {"Classifier.gamma": 0.1, "seed": 4},
+        {"gamma": 0.1, "coef0": 0.5, "first": random.Random(4).random(), "again": random.Random(4).random()},
+    ),
+    Case(
+        "a number in a call that only may be a hyper-parameter",
+        "import types\nsk = types.SimpleNamespace(Kernel=lambda **k: k)\nmodel = sk.Kernel(coef0=0.5, copy=True)\n",
+        "model",
+        "constants",
+        "Kernel.coef0",
+        None,
+        {"Kernel.coef0": 0.25},
+        {"coef0": 0.25, "copy": True},
     ),
     Case(
         "a config module beside the script",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from looplab.onboard.base import Script
 from looplab.onboard.diagnose import FailedProgram, diagnose
 from looplab.onboard.introspect import DOOR_S, introspect
 from looplab.onboard.labfile import JUDGE, NO_OBJECTIVE, make_lab
+from looplab.onboard.output_folder import give_new_folder, output_option, uses_out_dir
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import check_words, find_script, is_script, trainers_in
 from looplab.onboard.sweeps import is_sweep, read_sweep
@@ -244,13 +246,20 @@ def try_once(
         seconds = min(TRY_S, study.launch.timeout or TRY_S)
     base = setup.bases[0].config
     first = seed if seed is not None else setup.seed_of(base)
+    script = script_of(lab, study.launch.command)
     observations: list[Observation] = []
     earlier: Observation | None = None
     for i in range(seeds):
         wanted = None if first is None or setup.seed is None or (seed is None and i == 0) else first + i
         one = [*edits, *([f"{show(setup.seed)}@set={wanted}"] if wanted is not None and setup.seed else [])]
-        trial = try_study(lab, study, one, seconds)
-        run, before = _run_trial(lab, trial, base, json=json)
+        run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, json=json)
+        if run is not None and run.must_be_new and uses_out_dir(study.launch) and study.launch.output_dir == "run":
+            give_new_folder(lab, study)
+            if not json:
+                output.say(f"its output folder must not exist: written to {LAB_FILE}: launch.output_dir: absent")
+            lab = load_lab(lab.folder)
+            study = lab.study(study.name)
+            run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, json=json)
         if run is None:
             sys.exit(130)
         observations.append(run)
@@ -258,12 +267,13 @@ def try_once(
             earlier = before
         if not json:
             _show_run(run, study)
+            if run.must_be_new:
+                output.say(_explain_new_folder(run, study, script))
         if run.status not in ("ok", "timeout"):
             break
     last = observations[-1]
     other = observations[-2] if len(observations) > 1 else earlier
     compared = compare(last, other) if other is not None and last.status == "ok" else None
-    script = script_of(lab, study.launch.command)
     guesses = rank_objectives(last.metrics, last.settings, kept_best(script.modules) if script is not None else ())
     is_measured = last.status in ("ok", "timeout") and bool(last.metrics)
     chosen = study.objective
@@ -345,8 +355,24 @@ def _show_run(run: Observation, study: StudyConfig) -> None:
         _show_metrics(run, study)
     if run.ended_by is not None:
         output.say(explain_stop(run))
-    if run.wrote:
+    if run.wrote and not run.must_be_new:
         output.say(explain_written(run.wrote, in_run_dir=study.launch.cwd == RUN_FOLDER))
+
+
+def _explain_new_folder(run: Observation, study: StudyConfig, script: Script | None) -> str:
+    """Return a sentence about an output folder that must not exist, with what to do."""
+    made = [one.file for one in run.wrote if one.is_new and "/" in one.file]
+    if run.diagnosis is not None and (named := re.search(r"its output (\S+) exists", run.diagnosis.what)):
+        made = [os.path.relpath(named[1]) if os.path.isabs(named[1]) else named[1]]
+    flag = output_option(read_interface(script), made) if script is not None and made else None
+    if flag is not None:
+        remedy = f'add {flag}, "{{out_dir}}" to launch.command, and output_dir: absent to launch, in {LAB_FILE}'
+    elif study.launch.cwd != RUN_FOLDER:
+        remedy = f"set launch.cwd: run in {LAB_FILE}, so that each run has its own"
+    else:
+        remedy = f"pass {{out_dir}} for it in launch.command, with launch.output_dir: absent, in {LAB_FILE}"
+    place = f" ({made[0].partition('/')[0]})" if made else ""
+    return f"its output folder{place} must not exist when it starts, so the next run would fail: {remedy}"
 
 
 def _show_failure(run: Observation) -> None:

@@ -59,7 +59,8 @@ class StdoutSource(LineSource):
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
         batch = super().poll(final, until)
-        self._has_metrics = self._has_metrics or bool(batch)
+        if batch:
+            self._has_metrics = True
         if final and not self.behind:
             self._finish(batch)
         return batch

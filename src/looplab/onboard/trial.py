@@ -29,6 +29,7 @@ from looplab.measure.summary import METRIC_WORDS, Directions, is_clock, plain_na
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
+from looplab.onboard.output_folder import must_be_new
 from looplab.onboard.scripts import module_file
 from looplab.onboard.source import call_name, calls
 from looplab.runs import folder as run_folder
@@ -344,6 +345,8 @@ class Observation:
     peak_memory_mb: float | None
     full_run_s: float | None
     wrote: tuple[WrittenFile, ...]
+    must_be_new: bool | None
+    """Whether its output folder must not exist; None: not known."""
     last_line: str
     diagnosis: Diagnosis | None
     """Why it failed."""
@@ -375,6 +378,7 @@ def observe(
     step = summary.get("steps")
     share = 1.0 if status == "ok" else share_done(log, step, tried) if status in ("timeout", "stopped") else None
     memory = summary.get("max_rss_mb")
+    diagnosis = diagnose_run(lab.folder, trial, run) if status == "failed" else None
     ended_by = ended_after = None
     if status == "timeout" and limit is not None and run.seconds is not None:
         ended_by = {None: "itself", 15: "SIGTERM", 9: "SIGKILL"}.get(run.signal, f"signal {run.signal}")
@@ -394,8 +398,15 @@ def observe(
         peak_memory_mb=float(memory) if isinstance(memory, int | float) else None,
         full_run_s=None if run.seconds is None else full_run_seconds(run.seconds, share, tried, lengths(base)),
         wrote=tuple(wrote),
+        must_be_new=must_be_new(
+            trial.launch,
+            script_of(lab, trial.launch.command),
+            status=status,
+            kind=diagnosis.kind if diagnosis is not None else None,
+            new_files=[one.file for one in wrote if one.is_new],
+        ),
         last_line=last_line(log) or last_line(message),
-        diagnosis=diagnose_run(lab.folder, trial, run) if status == "failed" else None,
+        diagnosis=diagnosis,
     )
 
 
@@ -565,6 +576,8 @@ def rank_objectives(
             score += 0.5
         if words & {"best", "max", "min", "final"}:
             score -= 0.75  # it cannot get worse, so the curve says less
+        elif "last" in words:
+            score -= 0.25  # of one episode, beside the average of several
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why)))
     return sorted(found, key=lambda guess: -guess.score)
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script
-from looplab.onboard.knobs import is_seed, suggest, words_of
+from looplab.onboard.knobs import find_seed, is_seed, suggest, words_of
 from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.hydra import settings_in
-from looplab.onboard.source import call_name, constant, module_of
+from looplab.onboard.source import call_name, calls, constant, module_of
+from looplab.onboard.with_config import SEEDS
 
 RUNNER = "with_config.py"
 """Name of the small program in the lab."""
@@ -64,6 +65,8 @@ class ConstantsReader:
             new = {key: value for key, value in values.items() if key.lower() not in known}
             if new and name not in base:
                 base[name] = new
+        if find_seed(tuple(settings_in(base))) is None and "seed" not in base:
+            base |= _seed_of_calls(script.tree)
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
@@ -270,6 +273,12 @@ def _in_calls(tree: ast.Module, *, doubtful: bool) -> dict[str, dict[str, Any]]:
     for name, others in perhaps.items() if doubtful else ():
         found[name] = {**others, **found.get(name, {})}
     return found
+
+
+def _seed_of_calls(tree: ast.Module) -> dict[str, int]:
+    """Return the seed of `random.seed(1)` and the like, which `with_config.py` sets together; empty: there is none."""
+    seeds = [seed for call in calls(tree, *SEEDS) if call.args and type(seed := constant(call.args[0])) is int]
+    return {"seed": seeds[0]} if seeds else {}
 
 
 def _imported(tree: ast.Module) -> set[str]:

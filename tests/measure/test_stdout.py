@@ -185,6 +185,7 @@ def test_a_bad_pattern_is_an_error(tmp_path: Path, pattern: str) -> None:
         ("loss train: 0.3, loss val: 0.5", {"loss_train": 0.3, "loss_val": 0.5}),
         ("Loss (train): 0.3  Loss (val): 0.5", {"Loss_train": 0.3, "Loss_val": 0.5}),
         ("Accuracy on the test set: 0.8, loss on val set: 0.5", {"Accuracy_test": 0.8, "loss_val": 0.5}),
+        ("Epoch: 1/5 Train steps: 25 Val steps: 7 0.4s loss: 0.3 acc: 0.8 val_loss: 0.5", {"loss": 0.3, "acc": 0.8, "val_loss": 0.5}),
         # what belongs to no split
         ("train loss: 0.4, val loss: 0.5, lr: 1e-3", {"train_loss": 0.4, "val_loss": 0.5, "lr": 1e-3}),
         ("loss: 0.5 - acc: 0.1 - val_loss: 0.4 - val_acc: 0.2", {"loss": 0.5, "acc": 0.1, "val_loss": 0.4, "val_acc": 0.2}),

@@ -452,6 +452,7 @@ def _assign_splits(
             inside[spans[at][0]] = _clean_word(word)
         else:
             separate.append(word)
+    separate = _without_counts(line, separate, spans, values)
     ahead, behind = _divide(line, separate, {end for _, _, end in spans})
     line_split = _WHOLE_LINE.search(line) if separate else None
     split = nearest = line_split["split"] if line_split else heading
@@ -495,6 +496,22 @@ def _find_metric_on_split(line: str, start: int, end: int) -> tuple[str, str] | 
         return None
     metric = on["short"] if on["short"] and has_metric_word(on["short"]) else on["metric"]
     return (metric, on["split"]) if has_metric_word(metric) else None
+
+
+def _without_counts(
+    line: str, words: list[re.Match[str]], spans: Sequence[tuple[int, int, int]], values: Sequence[_Value]
+) -> list[re.Match[str]]:
+    """Return split words without those of counts in a row, `Train steps: 25 Val steps: 7`, which have no value."""
+    starts = {value.start for value in values}
+    counts = []
+    for word in words:
+        after = next((start for start, _, _ in spans if start >= word.end()), None)
+        if after is not None and after not in starts and not line[word.end() : after].strip():
+            counts.append(word)
+    if len({kind_of_split(word[0]) for word in counts}) < 2:
+        return words
+    between = any(counts[0].start() < start < counts[-1].start() for start in starts)
+    return words if between else [word for word in words if word not in counts]
 
 
 def _divide(

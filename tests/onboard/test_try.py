@@ -311,6 +311,8 @@ def measured(name: str, points: int = 5) -> MeasuredMetric:
         (["val/negative_log_likelihood", "train/loss"], "val/negative_log_likelihood", "min"),
         (["loss", "best_loss"], "loss", "min"),
         (["auc", "auc_std", "epoch"], "auc", "max"),
+        (["0/f1-score", "accuracy", "macro_avg/f1-score"], "accuracy", "max"),
+        (["Last_reward", "Average_reward"], "Average_reward", "max"),
     ],
 )
 def test_the_likeliest_objective_comes_first(names: list[str], metric: str, goal: str) -> None:

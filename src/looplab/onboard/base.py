@@ -76,6 +76,8 @@ class Interface:
     """The base config if it is nested or comes from a file; None: the defaults of the settings."""
     notes: tuple[str, ...] = ()
     """What a person should know, as sentences."""
+    offers: tuple[str, ...] = ()
+    """Knobs that need a change of the base config, as YAML; the lab file has them as comments."""
 
 
 @dataclass(frozen=True)

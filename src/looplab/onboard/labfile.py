@@ -113,8 +113,8 @@ def make_lab(
     lines += ["knobs:" if draft.knobs else "knobs: {}"]
     for setting, suggestion in draft.knobs:
         lines.append(f"  {_key(setting)}: {_flow(dict(suggestion.spec or {}))}{_comment(setting)}")
-    if draft.doubtful:
-        lines.append("  # Perhaps also:")
+    if draft.doubtful or interface.offers:
+        lines += ["  # Perhaps also:", *(f"  # {offer}" for offer in interface.offers)]
         lines += [
             f"  # {_key(setting)}: {_flow(dict(suggestion.spec))}{_comment(setting)}"
             for setting, suggestion in draft.doubtful

@@ -579,7 +579,8 @@ def rank_objectives(
         elif "last" in words:
             score -= 0.25  # of one episode, beside the average of several
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why)))
-    return sorted(found, key=lambda guess: -guess.score)
+    # Of equals the plainest name: accuracy before that of one class.
+    return sorted(found, key=lambda guess: (-guess.score, len(words_of(guess.metric))))
 
 
 def _result_words(name: str) -> set[str]:

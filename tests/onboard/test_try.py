@@ -104,7 +104,12 @@ def test_from_a_script_to_an_objective_in_a_pipe(project: Project) -> None:
     assert "objective: val_loss (min), written to lab.yaml" in chosen
     value = next(metric["last"] for metric in same["runs"][-1]["metrics"] if metric["name"] == "val_loss")
     assert f"({same['runs'][-1]['run']}) measured: {value:.6g}" in chosen
+    shown = project("try", "--seed", "2")
+    assert f"objective: val_loss (min) {value:.6g}\nnext: looplab run\n" in shown
     assert "did you mean val_loss" in project("objective", "val_los")
+    shown = project("try", "--seed", "2")
+    assert "the objective 'val_los' was not measured; did you mean val_loss?" in shown
+    assert "next: looplab run" not in shown
 
 
 @pytest.mark.slow

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.cli import output
 from looplab.cli.labs import open_lab
+from looplab.cli.live import LiveScreen
 from looplab.cli.running import TerminalSession
 from looplab.config.files import read_document, write_atomic
 from looplab.config.lab import LAB_FILE, RUN_FOLDER, LabConfig, ObjectiveConfig, StudyConfig, load_lab
@@ -26,6 +27,7 @@ from looplab.loop.outcome import Ending
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 from looplab.measure.discover import CURVES, kind_of
+from looplab.measure.missing import explain_missing
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.base import Script
@@ -56,6 +58,9 @@ from looplab.onboard.trial import (
 )
 from looplab.runs import folder as run_folder
 from looplab.runs.clock import format_seconds
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Goal = Literal["min", "max"]
 SHOWN = 12
@@ -201,7 +206,24 @@ def suggest_scripts(folder: Path) -> None:
 
 
 class TrySession(TerminalSession):
-    """A session of one run: the command is shown, and Ctrl-C stops the run at once."""
+    """A session of one run: the command is shown, then how far it is, and Ctrl-C stops the run at once."""
+
+    def __init__(self, lab: LabConfig, study: StudyConfig, *, json: bool) -> None:
+        super().__init__(lab, study, json=json)
+        self._view = LiveScreen(self._draw)
+
+    def _draw(self) -> Text:
+        from rich.text import Text
+
+        engine = self.engine
+        run = next(iter(list(engine.running.values())), None) if engine is not None else None
+        if engine is None or run is None:
+            return Text("")
+        metrics = engine.run_metrics.get(run.id)
+        step = f"step {output.number(metrics.step, 7)}, " if metrics is not None and metrics.step is not None else ""
+        limit = self.study.launch.timeout
+        most = f" of at most {format_seconds(limit)}" if limit is not None else ""
+        return Text(f"{step}{format_seconds(run.seconds)}{most}; Ctrl-C stops it", style="dim")
 
     def request_stop(self, *, drain: bool = False) -> None:
         super().request_stop(drain=False)
@@ -282,7 +304,9 @@ def try_once(
             output.say(explain_comparison(compared, last, other))
         elif setup.seed_route is None and is_measured:
             output.say("no seed reaches the trainer, so the judge cannot repeat a run: name its key with `seed`")
-        if chosen is None and is_measured and guesses:
+        if chosen is not None and is_measured:
+            _show_objective(lab, study, chosen, last, command=_flags(lab, folder, name))
+        elif is_measured and guesses:
             chosen = _choose(lab, study, guesses, yes=yes, command=_flags(lab, folder, name))
     elif chosen is None and yes and guesses and is_measured:
         chosen = _set_guess(lab, study, guesses[0])
@@ -536,6 +560,20 @@ def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
 def _set_guess(lab: LabConfig, study: StudyConfig, guess: ObjectiveGuess) -> ObjectiveConfig:
     set_objective(lab, study, guess.metric, guess.goal, None)
     return ObjectiveConfig(metric=guess.metric, goal=guess.goal)
+
+
+def _show_objective(
+    lab: LabConfig, study: StudyConfig, chosen: ObjectiveConfig, run: Observation, *, command: str
+) -> None:
+    """Print what a run measured for an objective that is known already."""
+    tried = _last_try(lab, study)
+    if tried is not None and tried[0] == run.run and tried[1] is not None:
+        output.say(f"objective: {chosen.metric} ({chosen.goal}) {output.number(tried[1], 6)}")
+        output.say(f"next: looplab run {command}".rstrip())
+        return
+    run_dir = run_folder.study_folder(lab.folder, run.study) / run.run
+    names = [metric.name for metric in run.metrics]
+    output.say(explain_missing(chosen.metric, names, run_dir=run_dir, lab=lab.folder, since=None))
 
 
 def objective(

@@ -190,6 +190,19 @@ def test_files_outside_the_run_folder_are_named(project: Project) -> None:
 
 
 @pytest.mark.slow
+def test_what_looplab_prints_to_a_file_is_not_taken_for_the_trainers(project: Project) -> None:
+    project("init", "train.py")
+    words = [str(COMMAND), "try", "--time", "300"]
+    with open(project.folder / "try.log", "w") as file:
+        done = subprocess.run(words, cwd=project.folder, env=ENV, stdout=file, stderr=file, timeout=PATIENCE_S)
+    shown = (project.folder / "try.log").read_text()
+    assert done.returncode == 0, shown
+    assert "ok in " in shown
+    assert "outside its run folder" not in shown
+    assert "--time: 'soon' is not a duration; write 90, 30m, 10h or 1h30m" in project("try", "--time", "soon", code=2)
+
+
+@pytest.mark.slow
 def test_metric_files_beside_the_lab_are_found(project: Project) -> None:
     project.write(
         HEAD + "os.makedirs('logs', exist_ok=True)\nopen('logs/metrics.csv', 'w').write('step,val_loss\\n1,0.5\\n')\n"

@@ -190,6 +190,11 @@ Stamps = dict[str, tuple[int, int]]
 def files_below(lab: Path) -> Stamps:
     """Return size and modification time of the files of a lab, without its runs, hidden files and caches."""
     found: Stamps = {}
+    own = set()
+    for stream in (1, 2):  # `looplab try > try.log` writes to the lab, too
+        with contextlib.suppress(OSError):
+            opened = os.fstat(stream)
+            own.add((opened.st_dev, opened.st_ino))
     folders = deque([str(lab)])
     left = MAX_ENTRIES
     while folders and left > 0:
@@ -207,6 +212,8 @@ def files_below(lab: Path) -> Stamps:
                     folders.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
+                    if (status.st_dev, status.st_ino) in own:
+                        continue
                     found[os.path.relpath(entry.path, lab)] = (status.st_size, status.st_mtime_ns)
             except OSError:
                 continue

@@ -185,7 +185,8 @@ def test_a_bad_pattern_is_an_error(tmp_path: Path, pattern: str) -> None:
         ("loss train: 0.3, loss val: 0.5", {"loss_train": 0.3, "loss_val": 0.5}),
         ("Loss (train): 0.3  Loss (val): 0.5", {"Loss_train": 0.3, "Loss_val": 0.5}),
         ("Accuracy on the test set: 0.8, loss on val set: 0.5", {"Accuracy_test": 0.8, "loss_val": 0.5}),
-        ("Epoch: 1/5 Train steps: 25 Val steps: 7 0.4s loss: 0.3 acc: 0.8 val_loss: 0.5", {"loss": 0.3, "acc": 0.8, "val_loss": 0.5}),
+        ("Epoch: 1/5 Train steps: 25 Val steps: 7 0.4s loss: 0.3 val_loss: 0.5", {"loss": 0.3, "val_loss": 0.5}),
+        ("Train step: 10 loss: 0.3 | Val step: 10 loss: 0.5", {"Train_loss": 0.3, "Val_loss": 0.5}),
         # what belongs to no split
         ("train loss: 0.4, val loss: 0.5, lr: 1e-3", {"train_loss": 0.4, "val_loss": 0.5, "lr": 1e-3}),
         ("loss: 0.5 - acc: 0.1 - val_loss: 0.4 - val_acc: 0.2", {"loss": 0.5, "acc": 0.1, "val_loss": 0.4, "val_acc": 0.2}),
@@ -546,3 +547,8 @@ def test_a_number_alone_at_the_end_is_a_metric_if_there_is_no_other(
     path = tmp_path / "train.log"
     wanted = StdoutSource(path, wanted=[LAST_LINE]).poll(final=True)
     assert (LAST_LINE in wanted) == (value is not None or text.startswith("accuracy"))
+
+
+def test_a_name_and_a_number_on_a_line_of_their_own_are_a_metric_once_they_change(tmp_path: Path) -> None:
+    lines = [f"-- Generation {i} --\n  Evaluated 180 individuals\n  Torch 2.1\n  Max {i}.5\n" for i in (1, 2)]
+    assert read(tmp_path, "".join(lines)) == {"Max": [(1, 1.5), (2, 2.5)]}

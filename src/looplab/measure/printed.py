@@ -62,6 +62,8 @@ _PAIR = re.compile(
 """A name and its value, which may be quoted or an array of one. Between them is a sign, or space (`loss 0.3`)."""
 _AFTER_BARE = re.compile(r"\s?(?:\([^()]{0,40}\))?(?:\s*+[|,;/\]\[]|\s*+\Z|\t|\s\s|\s?- )")
 """What follows a value that is printed without a sign, if nothing else belongs to it: `loss 0.3 (0.4) | …`."""
+_ALONE = re.compile(r"\s*+[A-Za-z_][\w./-]*+\s++[-+]?\d++\.\d++(?:[eE][-+]?\d++)?\s*+\Z", re.ASCII)
+"""A name and a number with decimals that are a line of their own: `  Max 90.0`."""
 _MEMORY = re.compile(r"\s?(?:[KMGT]i?B|bytes)\b")
 _STEP_IN_WORDS = re.compile(
     r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|optimizer step|step|iteration|iter|update|epoch|episode"
@@ -92,6 +94,11 @@ _SPLIT_WORD = re.compile(
     rf"(?<![A-Za-z0-9]){SPLIT}(?:\s?(?:[/&+,._-]|and)\s?{SPLIT}){{0,8}}+(?![\w./@-]{{0,64}}{_FILE}\b)", re.ASCII
 )
 """`val`, and `Train/Val` as one word, since its value belongs to neither. The bound keeps matching linear."""
+_COUNTS = re.compile(
+    rf"(?<![\w-])(?:{SPLIT}\s(?:steps|batches|samples|examples|images|iterations)\s?[:=]\s?\d{{1,15}}[\s,;|]{{1,9}}){{2,4}}",
+    re.ASCII,
+)
+"""Sizes of the splits before the values of a line, which are of neither: `Train steps: 25 Val steps: 7 loss: 0.3`."""
 _SPLIT_HINTS = ("tr", "val", "test", "tst", "dev", "hold", "held")
 _STEP_HINTS = ("step", "iter", "update", "epoch", "episode", "generation", "round", "train:")
 """Lower-case text that a line must contain for the slower expressions to match."""
@@ -202,13 +209,16 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
         line = _without_settings(line)
         lower = line.lower()
     words = [*_SPLIT_WORD.finditer(line)] if any(hint in lower for hint in _SPLIT_HINTS) else []
+    if len(words) > 1 and (counts := _COUNTS.search(line)):
+        line = line[: counts.start()] + line[counts.end() :]
+        words = [*_SPLIT_WORD.finditer(line)]
     if words and (off := _SWITCHED_OFF.search(line)):
         words = [word for word in words if not off.start() <= word.start() < off.end()]
         heading = f"not_{off['split']}"
     in_words = _steps_in_words(line) if any(hint in lower for hint in _STEP_HINTS) else []
     if words:
         words = [word for word in words if not _LOCATION.match(line, max(0, word.start() - 1))]
-    record = bool(words or heading or in_words or "|" in line or line.lstrip().startswith("["))
+    record = bool(words or heading or in_words or "|" in line or line.lstrip().startswith("[") or _ALONE.match(line))
     values: list[_Value] = []
     steps: list[Step] = []
     if ":" in line or "=" in line or record:
@@ -452,7 +462,6 @@ def _assign_splits(
             inside[spans[at][0]] = _clean_word(word)
         else:
             separate.append(word)
-    separate = _without_counts(line, separate, spans, values)
     ahead, behind = _divide(line, separate, {end for _, _, end in spans})
     line_split = _WHOLE_LINE.search(line) if separate else None
     split = nearest = line_split["split"] if line_split else heading
@@ -496,22 +505,6 @@ def _find_metric_on_split(line: str, start: int, end: int) -> tuple[str, str] | 
         return None
     metric = on["short"] if on["short"] and has_metric_word(on["short"]) else on["metric"]
     return (metric, on["split"]) if has_metric_word(metric) else None
-
-
-def _without_counts(
-    line: str, words: list[re.Match[str]], spans: Sequence[tuple[int, int, int]], values: Sequence[_Value]
-) -> list[re.Match[str]]:
-    """Return split words without those of counts in a row, `Train steps: 25 Val steps: 7`, which have no value."""
-    starts = {value.start for value in values}
-    counts = []
-    for word in words:
-        after = next((start for start, _, _ in spans if start >= word.end()), None)
-        if after is not None and after not in starts and not line[word.end() : after].strip():
-            counts.append(word)
-    if len({kind_of_split(word[0]) for word in counts}) < 2:
-        return words
-    between = any(counts[0].start() < start < counts[-1].start() for start in starts)
-    return words if between else [word for word in words if word not in counts]
 
 
 def _divide(

@@ -272,6 +272,61 @@ def test_an_example_of_scikit_learn_is_tuned_as_it_was_released(
     assert script.read_bytes() == before
 
 
+@dataclass(frozen=True)
+class Released:
+    """A script in a source distribution of somebody else's package."""
+
+    package: str
+    file: str
+    needs: tuple[str, ...]
+    """Modules that must be installed."""
+    installs: tuple[str, ...]
+    objective: str
+    goal: str
+    knob: str
+    """A line of the lab file, up to its range."""
+    args: tuple[str, ...] = ()
+
+
+RELEASES = (
+    Released(
+        package="pytorch-ignite", file="examples/reinforcement_learning/actor_critic.py",
+        needs=("torch", "gymnasium"), installs=("pytorch-ignite==0.5.5",),
+        objective="Average_reward", goal="max", knob="  gamma: {type: float", args=("--max-episodes", "30"),
+    ),
+    Released(
+        package="deap", file="examples/ga/onemax.py", needs=("numpy",), installs=("deap==1.4.4", "moocore", "cffi"),
+        objective="Avg", goal="max", knob="  # main.CXPB: {type: float",
+    ),
+    Released(
+        package="poutyne", file="examples/basic_random_classification.py",
+        needs=("torch",), installs=("poutyne==1.19.0", "torchmetrics", "lightning-utilities"),
+        objective="val_acc", goal="max", knob="  hidden_state_size: {choices:",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("one", RELEASES, ids=lambda one: one.package)
+def test_a_script_of_a_source_distribution_is_tuned_as_it_was_released(one: Released, tmp_path: Path) -> None:
+    if not installed(*one.needs):
+        pytest.skip(f"it needs {' and '.join(one.needs)}")
+    site, folder = tmp_path / "site", tmp_path / "scripts"
+    install(list(one.installs), site)
+    folder.mkdir()
+    version = one.installs[0].partition("==")[2]
+    script = fetch_from_sdist(one.package, version, one.file, folder)
+    before = script.read_bytes()
+    here = Desk(folder, {"args": list(one.args), "env": {"PYTHONPATH": str(site)}})
+    here.type(["looplab", "init", script.name])
+    assert one.knob in (folder / "lab.yaml").read_text()
+    tried = json.loads(here.type(["looplab", "try", "--yes", "--json"]))
+    assert tried["objective"] == {"metric": one.objective, "goal": one.goal}
+    here.type(["looplab", "run"])
+    assert here.objective() is not None
+    assert script.read_bytes() == before
+
+
 def commands_of(page: Path) -> list[str]:
     """The commands of looplab in the sentences and tables of a page."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +380,13 @@ def test_what_a_script_keeps_the_best_of_is_read_from_its_source(code: str, word
 def test_the_goal_of_a_number_without_a_name_is_that_of_what_is_printed(code: str, goal: str) -> None:
     (guess,) = rank_objectives([measured("last_line")], (), kept_best([ast.parse(code)]))
     assert (guess.metric, guess.goal, guess.why) == ("last_line", goal, "the number in the last printed line")
+
+
+def test_the_goal_of_a_name_that_says_nothing_is_where_its_curve_goes() -> None:
+    for first, last, points, goal in ((50.0, 90.0, 30, "max"), (90.0, 50.0, 30, "min"), (50.0, 90.0, 2, "min")):
+        for name, expected in (("Avg", goal), ("loss", "min"), ("error", "min")):
+            (guess,) = rank_objectives([replace(measured(name, points), first=first, last=last)])
+            assert guess.goal == expected
 
 
 def test_settings_that_a_script_prints_are_not_offered() -> None:

@@ -540,7 +540,8 @@ def rank_objectives(
     """Return the metrics of a run that could be its objective, the likeliest first.
 
     What counts: a validation or test split, a word that results have (accuracy, reward, loss), that the script itself
-    keeps the best of it, and several points. Settings, learning rates, times and counters are left out.
+    keeps the best of it, and several points. If a name says nothing of its goal, its curve does. Settings, learning
+    rates, times and counters are left out.
 
     Args:
         settings: Names of the script's settings, which many scripts print.
@@ -569,6 +570,9 @@ def rank_objectives(
         if words & NOT_RESULTS:
             score -= 1.5
         goal = directions.goal(metric.name)
+        rises = metric.first is not None and metric.last > metric.first
+        if goal == "min" and rises and metric.points >= MIN_POINTS and not words & RESULTS:
+            goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
         mine = next((one for one in kept if _fits(one, words, split)), None)
         if mine is not None:
             if metric.name != LAST_LINE:

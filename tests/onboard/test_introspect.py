@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from looplab.errors import LabError
 from looplab.onboard.base import Script
 from looplab.onboard.introspect import NO_COMMAND_LINE, ask, introspect
+from looplab.onboard.labfile import starts_in_run_folder
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import find_script, is_script
 
@@ -26,7 +28,7 @@ def files(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("name", ["hook.py", "with_config.py"])
+@pytest.mark.parametrize("name", ["hook.py", "with_config.py", "find_module.py"])
 def test_what_runs_under_the_users_python_is_for_old_ones_too(name: str) -> None:
     tree = ast.parse((ONBOARD / name).read_text(), feature_version=(3, 8))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -154,3 +156,33 @@ def test_a_variable_before_a_command_becomes_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PARSER)
     script = find_script(["A=1", "B=2", sys.executable, "train.py"], tmp_path)
     assert script.argv == ("env", "A=1", "B=2", sys.executable, "train.py")
+
+
+def test_a_module_of_an_installed_package_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, site = tmp_path / "project", tmp_path / "site-packages"
+    for folder in (project, site / "zoo" / "nested"):
+        folder.mkdir(parents=True)
+    (site / "zoo" / "__init__.py").write_text("raise SystemExit('it was imported')\n")
+    (site / "zoo" / "options.py").write_text(PARSER)
+    (site / "zoo" / "train.py").write_text("from zoo.options import p\nimport other\np.parse_args()\nsave()\n")
+    (site / "zoo" / "nested" / "__main__.py").write_text(PARSER + "p.parse_args()\n")
+    (site / "other.py").write_text("import argparse\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    script = find_script([sys.executable, "-m", "zoo.train", "--lr", "1"], project)
+    assert script.path == site / "zoo" / "train.py"
+    assert len(script.modules) == 2  # its package is its project, and nothing else that is installed
+    assert starts_in_run_folder(script)
+    (site / "zoo" / "__init__.py").write_text("")
+    found = read_interface(script)
+    assert found is not None
+    assert [setting.name for setting in found.settings] == ["lr"]
+    assert found.command == (sys.executable, "-m", "zoo.train", "{flags}")
+    assert find_script([sys.executable, "-m", "zoo.nested"], project).path.name == "__main__.py"
+    for name in ("zoo.absent", "zoo", "zoo.train.more", "sys"):
+        with pytest.raises(LabError, match=f"there is no module {name} in .* nor among the packages of"):
+            find_script([sys.executable, "-m", name], project)
+    (project / "zoo").mkdir()
+    (project / "zoo" / "train.py").write_text(PARSER)
+    assert find_script([sys.executable, "-m", "zoo.train"], project).path == project / "zoo" / "train.py"

@@ -308,6 +308,12 @@ def test_a_group_of_hydra_is_composed_by_hydra_for_each_run(tmp_path: Path) -> N
         (folder / name).write_text(text)
     base = read_config(folder / "train.base.json")
     assert base["model"] == {"name": "mlp", "hidden": 32, "init_scale": 1.0}
+    offered = [line for line in (folder / "lab.yaml").read_text().splitlines() if "a config group" in line]
+    assert [line.partition("  # a config")[0] for line in offered] == [
+        "  # model: {choices: [linear, mlp]}",
+        "  # optim: {choices: [adam, sgd]}",
+    ]
+    assert 'write "mlp" in place of the table' in offered[0]
     lab = read_config(folder / "lab.yaml")
     assert lab["launch"]["config"] == {"as": "hydra", "only": "all"}
     base["model"], base["trainer"]["max_epochs"], base["optim"]["lr"] = "linear", 1, 0.002

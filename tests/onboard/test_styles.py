@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -502,6 +503,33 @@ model = sk.ForestClassifier(n_estimators=100, max_depth=8, random_state=3)
         others="train_test_split.test_size",
     ),
     Case(
+        "numbers in calls that only may be hyper-parameters, and seeds of generators",
+        """
+import random, types
+random.seed(3)
+sk = types.SimpleNamespace(Classifier=lambda **k: k, seed_everything=random.seed)
+first = random.random()
+sk.seed_everything(3, workers=True) if False else random.seed(3)
+model = sk.Classifier(coef0=0.5, gamma=0.001)
+""",
+        "{**model, 'first': first, 'again': random.random()}",
+        "constants",
+        "Classifier.gamma",
+        "seed",
+        {"Classifier.gamma": 0.1, "seed": 4},
+        {"gamma": 0.1, "coef0": 0.5, "first": random.Random(4).random(), "again": random.Random(4).random()},
+    ),
+    Case(
+        "a number in a call that only may be a hyper-parameter",
+        "import types\nsk = types.SimpleNamespace(Kernel=lambda **k: k)\nmodel = sk.Kernel(coef0=0.5, copy=True)\n",
+        "model",
+        "constants",
+        "Kernel.coef0",
+        None,
+        {"Kernel.coef0": 0.25},
+        {"coef0": 0.25, "copy": True},
+    ),
+    Case(
         "a config module beside the script",
         "import config as cfg\nfrom config import HIDDEN\n",
         "{'LR': cfg.LR, 'HIDDEN': HIDDEN, 'SEED': cfg.SEED}",
@@ -943,6 +971,29 @@ args = Args().parse_args()
         {"lr": 0.5, "nesterov": True},
         {"lr": 0.5, "nesterov": True, "hidden": 32, "seed": 0, "layers": [1, 2]},
         needs=["tap"],
+    ),
+    Case(
+        "argparse with an option of pairs",
+        """
+import argparse
+class Pairs(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        pairs = dict(value.split(':', 1) for value in values)
+        setattr(namespace, self.dest, {key: float(value) for key, value in pairs.items()})
+parser = argparse.ArgumentParser()
+parser.add_argument('--n-steps', type=int, default=5)
+parser.add_argument('--seed', type=int, default=-1)
+parser.add_argument('-params', '--hyperparams', nargs='+', type=str, action=Pairs)
+parser.add_argument('--tag')
+args = parser.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "hyperparams.learning_rate hyperparams.gamma",
+        "seed",
+        {"hyperparams": {"learning_rate": 0.5, "gamma": 0.9, "levels": 3}, "seed": 7},
+        {"hyperparams": {"learning_rate": 0.5, "gamma": 0.9, "levels": 3.0}, "seed": 7, "n_steps": 5, "tag": "a:1"},
+        arguments=["-params", "learning_rate:1e-3", "gamma:0.99", "levels:2", "--tag", "a:1"],
     ),
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,12 @@ def test_from_a_script_to_an_objective_in_a_pipe(project: Project) -> None:
     assert "objective: val_loss (min), written to lab.yaml" in chosen
     value = next(metric["last"] for metric in same["runs"][-1]["metrics"] if metric["name"] == "val_loss")
     assert f"({same['runs'][-1]['run']}) measured: {value:.6g}" in chosen
+    shown = project("try", "--seed", "2")
+    assert f"objective: val_loss (min) {value:.6g}\nnext: looplab run\n" in shown
     assert "did you mean val_loss" in project("objective", "val_los")
+    shown = project("try", "--seed", "2")
+    assert "the objective 'val_los' was not measured; did you mean val_loss?" in shown
+    assert "next: looplab run" not in shown
 
 
 @pytest.mark.slow
@@ -182,6 +188,19 @@ def test_files_outside_the_run_folder_are_named(project: Project) -> None:
     assert "it wrote outside its run folder: best_params.py" in shown
     assert "best_params.py is code" in shown
     assert "{out_dir}" in shown
+
+
+@pytest.mark.slow
+def test_what_looplab_prints_to_a_file_is_not_taken_for_the_trainers(project: Project) -> None:
+    project("init", "train.py")
+    words = [str(COMMAND), "try", "--time", "300"]
+    with open(project.folder / "try.log", "w") as file:
+        done = subprocess.run(words, cwd=project.folder, env=ENV, stdout=file, stderr=file, timeout=PATIENCE_S)
+    shown = (project.folder / "try.log").read_text()
+    assert done.returncode == 0, shown
+    assert "ok in " in shown
+    assert "outside its run folder" not in shown
+    assert "--time: 'soon' is not a duration; write 90, 30m, 10h or 1h30m" in project("try", "--time", "soon", code=2)
 
 
 @pytest.mark.slow
@@ -311,6 +330,8 @@ def measured(name: str, points: int = 5) -> MeasuredMetric:
         (["val/negative_log_likelihood", "train/loss"], "val/negative_log_likelihood", "min"),
         (["loss", "best_loss"], "loss", "min"),
         (["auc", "auc_std", "epoch"], "auc", "max"),
+        (["0/f1-score", "accuracy", "macro_avg/f1-score"], "accuracy", "max"),
+        (["Last_reward", "Average_reward"], "Average_reward", "max"),
     ],
 )
 def test_the_likeliest_objective_comes_first(names: list[str], metric: str, goal: str) -> None:
@@ -344,6 +365,28 @@ def test_what_a_script_keeps_the_best_of_is_read_from_its_source(code: str, word
     found = kept_best([ast.parse(code)])
     words = {{"losses": "loss"}.get(word, word) for word in words}
     assert KeptBest(frozenset(words), goal) in found
+
+
+@pytest.mark.parametrize(
+    ("code", "goal"),
+    [
+        ("scores = cross_val_score(model, X, y)\nprint(scores.mean())", "max"),
+        ("print(model.score(X, y))", "max"),
+        ("result = mean_squared_error(y, model.predict(X))\nprint(result)", "min"),
+        ("print(f'{np.mean(losses):.3f}')", "min"),
+        ("print('start')\nprint(accuracy_score(y, p))", "max"),
+    ],
+)
+def test_the_goal_of_a_number_without_a_name_is_that_of_what_is_printed(code: str, goal: str) -> None:
+    (guess,) = rank_objectives([measured("last_line")], (), kept_best([ast.parse(code)]))
+    assert (guess.metric, guess.goal, guess.why) == ("last_line", goal, "the number in the last printed line")
+
+
+def test_the_goal_of_a_name_that_says_nothing_is_where_its_curve_goes() -> None:
+    for first, last, points, goal in ((50.0, 90.0, 30, "max"), (90.0, 50.0, 30, "min"), (50.0, 90.0, 2, "min")):
+        for name, expected in (("Avg", goal), ("loss", "min"), ("error", "min")):
+            (guess,) = rank_objectives([replace(measured(name, points), first=first, last=last)])
+            assert guess.goal == expected
 
 
 def test_settings_that_a_script_prints_are_not_offered() -> None:

@@ -126,9 +126,14 @@ def try_(
     """
     from looplab.cli import onboarding
     from looplab.config.lab import parse_duration
+    from looplab.errors import LabError
 
+    try:
+        seconds = parse_duration(time) if time is not None else None
+    except ValueError as error:
+        raise LabError(f"--time: {error}") from None
     edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
-    onboarding.try_once(lab, study, edits, seed, parse_duration(time) if time else None, yes, json, seeds=seeds)
+    onboarding.try_once(lab, study, edits, seed, seconds, yes, json, seeds=seeds)
 
 
 @app.command()

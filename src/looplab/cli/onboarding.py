@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.cli import output
 from looplab.cli.labs import open_lab
+from looplab.cli.live import LiveScreen
 from looplab.cli.running import TerminalSession
 from looplab.config.files import read_document, write_atomic
 from looplab.config.lab import LAB_FILE, RUN_FOLDER, LabConfig, ObjectiveConfig, StudyConfig, load_lab
@@ -25,12 +27,14 @@ from looplab.loop.outcome import Ending
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 from looplab.measure.discover import CURVES, kind_of
+from looplab.measure.missing import explain_missing
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.base import Script
 from looplab.onboard.diagnose import FailedProgram, diagnose
 from looplab.onboard.introspect import DOOR_S, introspect
 from looplab.onboard.labfile import JUDGE, NO_OBJECTIVE, make_lab
+from looplab.onboard.output_folder import give_new_folder, output_option, uses_out_dir
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import check_words, find_script, is_script, trainers_in
 from looplab.onboard.sweeps import is_sweep, read_sweep
@@ -54,6 +58,9 @@ from looplab.onboard.trial import (
 )
 from looplab.runs import folder as run_folder
 from looplab.runs.clock import format_seconds
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Goal = Literal["min", "max"]
 SHOWN = 12
@@ -199,7 +206,24 @@ def suggest_scripts(folder: Path) -> None:
 
 
 class TrySession(TerminalSession):
-    """A session of one run: the command is shown, and Ctrl-C stops the run at once."""
+    """A session of one run: the command is shown, then how far it is, and Ctrl-C stops the run at once."""
+
+    def __init__(self, lab: LabConfig, study: StudyConfig, *, json: bool) -> None:
+        super().__init__(lab, study, json=json)
+        self._view = LiveScreen(self._draw)
+
+    def _draw(self) -> Text:
+        from rich.text import Text
+
+        engine = self.engine
+        run = next(iter(list(engine.running.values())), None) if engine is not None else None
+        if engine is None or run is None:
+            return Text("")
+        metrics = engine.run_metrics.get(run.id)
+        step = f"step {output.number(metrics.step, 7)}, " if metrics is not None and metrics.step is not None else ""
+        limit = self.study.launch.timeout
+        most = f" of at most {format_seconds(limit)}" if limit is not None else ""
+        return Text(f"{step}{format_seconds(run.seconds)}{most}; Ctrl-C stops it", style="dim")
 
     def request_stop(self, *, drain: bool = False) -> None:
         super().request_stop(drain=False)
@@ -244,13 +268,20 @@ def try_once(
         seconds = min(TRY_S, study.launch.timeout or TRY_S)
     base = setup.bases[0].config
     first = seed if seed is not None else setup.seed_of(base)
+    script = script_of(lab, study.launch.command)
     observations: list[Observation] = []
     earlier: Observation | None = None
     for i in range(seeds):
         wanted = None if first is None or setup.seed is None or (seed is None and i == 0) else first + i
         one = [*edits, *([f"{show(setup.seed)}@set={wanted}"] if wanted is not None and setup.seed else [])]
-        trial = try_study(lab, study, one, seconds)
-        run, before = _run_trial(lab, trial, base, json=json)
+        run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, json=json)
+        if run is not None and run.must_be_new and uses_out_dir(study.launch) and study.launch.output_dir == "run":
+            give_new_folder(lab, study)
+            if not json:
+                output.say(f"its output folder must not exist: written to {LAB_FILE}: launch.output_dir: absent")
+            lab = load_lab(lab.folder)
+            study = lab.study(study.name)
+            run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, json=json)
         if run is None:
             sys.exit(130)
         observations.append(run)
@@ -258,12 +289,13 @@ def try_once(
             earlier = before
         if not json:
             _show_run(run, study)
+            if run.must_be_new:
+                output.say(_explain_new_folder(run, study, script))
         if run.status not in ("ok", "timeout"):
             break
     last = observations[-1]
     other = observations[-2] if len(observations) > 1 else earlier
     compared = compare(last, other) if other is not None and last.status == "ok" else None
-    script = script_of(lab, study.launch.command)
     guesses = rank_objectives(last.metrics, last.settings, kept_best(script.modules) if script is not None else ())
     is_measured = last.status in ("ok", "timeout") and bool(last.metrics)
     chosen = study.objective
@@ -272,7 +304,9 @@ def try_once(
             output.say(explain_comparison(compared, last, other))
         elif setup.seed_route is None and is_measured:
             output.say("no seed reaches the trainer, so the judge cannot repeat a run: name its key with `seed`")
-        if chosen is None and is_measured and guesses:
+        if chosen is not None and is_measured:
+            _show_objective(lab, study, chosen, last, command=_flags(lab, folder, name))
+        elif is_measured and guesses:
             chosen = _choose(lab, study, guesses, yes=yes, command=_flags(lab, folder, name))
     elif chosen is None and yes and guesses and is_measured:
         chosen = _set_guess(lab, study, guesses[0])
@@ -345,8 +379,24 @@ def _show_run(run: Observation, study: StudyConfig) -> None:
         _show_metrics(run, study)
     if run.ended_by is not None:
         output.say(explain_stop(run))
-    if run.wrote:
+    if run.wrote and not run.must_be_new:
         output.say(explain_written(run.wrote, in_run_dir=study.launch.cwd == RUN_FOLDER))
+
+
+def _explain_new_folder(run: Observation, study: StudyConfig, script: Script | None) -> str:
+    """Return a sentence about an output folder that must not exist, with what to do."""
+    made = [one.file for one in run.wrote if one.is_new and "/" in one.file]
+    if run.diagnosis is not None and (named := re.search(r"its output (\S+) exists", run.diagnosis.what)):
+        made = [os.path.relpath(named[1]) if os.path.isabs(named[1]) else named[1]]
+    flag = output_option(read_interface(script), made) if script is not None and made else None
+    if flag is not None:
+        remedy = f'add {flag}, "{{out_dir}}" to launch.command, and output_dir: absent to launch, in {LAB_FILE}'
+    elif study.launch.cwd != RUN_FOLDER:
+        remedy = f"set launch.cwd: run in {LAB_FILE}, so that each run has its own"
+    else:
+        remedy = f"pass {{out_dir}} for it in launch.command, with launch.output_dir: absent, in {LAB_FILE}"
+    place = f" ({made[0].partition('/')[0]})" if made else ""
+    return f"its output folder{place} must not exist when it starts, so the next run would fail: {remedy}"
 
 
 def _show_failure(run: Observation) -> None:
@@ -510,6 +560,20 @@ def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
 def _set_guess(lab: LabConfig, study: StudyConfig, guess: ObjectiveGuess) -> ObjectiveConfig:
     set_objective(lab, study, guess.metric, guess.goal, None)
     return ObjectiveConfig(metric=guess.metric, goal=guess.goal)
+
+
+def _show_objective(
+    lab: LabConfig, study: StudyConfig, chosen: ObjectiveConfig, run: Observation, *, command: str
+) -> None:
+    """Print what a run measured for an objective that is known already."""
+    tried = _last_try(lab, study)
+    if tried is not None and tried[0] == run.run and tried[1] is not None:
+        output.say(f"objective: {chosen.metric} ({chosen.goal}) {output.number(tried[1], 6)}")
+        output.say(f"next: looplab run {command}".rstrip())
+        return
+    run_dir = run_folder.study_folder(lab.folder, run.study) / run.run
+    names = [metric.name for metric in run.metrics]
+    output.say(explain_missing(chosen.metric, names, run_dir=run_dir, lab=lab.folder, since=None))
 
 
 def objective(

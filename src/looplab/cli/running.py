@@ -14,7 +14,7 @@ from typing import Any
 from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import LabContext, open_context, open_for_reading, open_lab
-from looplab.cli.live import LiveView, Row, ScreenState, time_left
+from looplab.cli.live import LiveScreen, LiveView, Row, ScreenState, time_left
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, LedgerCopy
@@ -131,7 +131,7 @@ class TerminalSession(Session):
         terminals = output.terminals()
         super().__init__(lab, study, listeners=[self._show], on_hangup=lambda: output.mute(*terminals))
         self._json = json
-        self._view = LiveView(lambda: _engine_snapshot(self.engine) if self.engine is not None else None)
+        self._view: LiveScreen = LiveView(lambda: _engine_snapshot(self.engine) if self.engine is not None else None)
 
     def drive(self, setup: Setup) -> Outcome:
         with self._view if not self._json else contextlib.nullcontext():

@@ -47,10 +47,15 @@ def parse_duration(value: Any) -> float:
     if isinstance(value, int | float):
         seconds = float(value) if abs(value) <= sys.float_info.max else math.inf
     else:
-        parts = re.findall(r"([0-9.]+)\s*(ms|min|[smhd])", str(value).strip())
-        if not parts or re.sub(r"([0-9.]+)\s*(ms|min|[smhd])", "", str(value)).strip():
+        text = str(value).strip()
+        text = f"{text}s" if re.fullmatch(r"[0-9.]+", text) else text
+        parts = re.findall(r"([0-9.]+)\s*(ms|min|[smhd])", text)
+        try:
+            seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+        except ValueError:  # 1.2.3
+            parts = []
+        if not parts or re.sub(r"([0-9.]+)\s*(ms|min|[smhd])", "", text).strip():
             raise ValueError(f"{value!r} is not a duration; write 90, 30m, 10h or 1h30m")
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not math.isfinite(seconds) or seconds <= 0:
         raise ValueError("a duration must be longer than 0")
     return seconds

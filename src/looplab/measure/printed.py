@@ -62,6 +62,8 @@ _PAIR = re.compile(
 """A name and its value, which may be quoted or an array of one. Between them is a sign, or space (`loss 0.3`)."""
 _AFTER_BARE = re.compile(r"\s?(?:\([^()]{0,40}\))?(?:\s*+[|,;/\]\[]|\s*+\Z|\t|\s\s|\s?- )")
 """What follows a value that is printed without a sign, if nothing else belongs to it: `loss 0.3 (0.4) | …`."""
+_ALONE = re.compile(r"\s*+[A-Za-z_][\w./-]*+\s++[-+]?\d++\.\d++(?:[eE][-+]?\d++)?\s*+\Z", re.ASCII)
+"""A name and a number with decimals that are a line of their own: `  Max 90.0`."""
 _MEMORY = re.compile(r"\s?(?:[KMGT]i?B|bytes)\b")
 _STEP_IN_WORDS = re.compile(
     r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|optimizer step|step|iteration|iter|update|epoch|episode"
@@ -92,6 +94,11 @@ _SPLIT_WORD = re.compile(
     rf"(?<![A-Za-z0-9]){SPLIT}(?:\s?(?:[/&+,._-]|and)\s?{SPLIT}){{0,8}}+(?![\w./@-]{{0,64}}{_FILE}\b)", re.ASCII
 )
 """`val`, and `Train/Val` as one word, since its value belongs to neither. The bound keeps matching linear."""
+_COUNTS = re.compile(
+    rf"(?<![\w-])(?:{SPLIT}\s(?:steps|batches|samples|examples|images|iterations)\s?[:=]\s?\d{{1,15}}[\s,;|]{{1,9}}){{2,4}}",
+    re.ASCII,
+)
+"""Sizes of the splits before the values of a line, which are of neither: `Train steps: 25 Val steps: 7 loss: 0.3`."""
 _SPLIT_HINTS = ("tr", "val", "test", "tst", "dev", "hold", "held")
 _STEP_HINTS = ("step", "iter", "update", "epoch", "episode", "generation", "round", "train:")
 """Lower-case text that a line must contain for the slower expressions to match."""
@@ -100,12 +107,20 @@ _WHOLE_LINE = re.compile(
 )
 """`{"loss": 0.5, "split": "val"}`: the split of every value in the line."""
 _METRIC_ON_SPLIT = re.compile(
-    rf"(?<!\w)(?P<metric>[A-Za-z][\w@-]*+)\s++(?:of the \w{{1,32}} )?(?:(?:on|for|of|over|in)\s++)?(?:the\s++)?"
+    rf"(?<!\w)(?P<metric>[A-Za-z][\w@-]*+)\s++(?:\((?P<short>\w{{1,16}})\)\s++)?"
+    rf"(?:of the \w{{1,32}} )?(?:(?:on|for|of|over|in)\s++)?(?:the\s++)?"
     rf"(?:\d{{1,9}} )?(?P<split>{SPLIT})(?:\s++(?:set|data|dataset|split|images|samples|examples))?\Z",
     re.ASCII,
 )
-"""`loss val: 0.3`, `accuracy on the test set: 0.9`: the word before the number is the split, not the metric."""
+"""`loss val: 0.3`, `error (MSE) on the test set: 0.9`: the word before the number is the split, not the metric."""
 _SETS = frozenset({"set", "data", "dataset", "split", "images", "samples", "examples"})
+_ERRORS = frozenset(
+    """
+    mean squared square absolute root relative percentage median classification misclassification prediction
+    reconstruction generalization estimation approximation validation
+    """.split()  # noqa: SIM905
+)
+"""Words before `error` that make it a metric, and not a message."""
 _WORD_BEFORE = re.compile(r"(?<![\w.@/-])(?P<word>[A-Za-z][\w@-]*+(?: \d{1,2})?)(?:'s)?[^\w]*\Z", re.ASCII)
 _HEADING = re.compile(r"[=*#-]{2,}+.*[=*#-]{2,}\s*\Z|.*:\s*\Z", re.ASCII)
 _MAX_HEADING = 80
@@ -194,13 +209,16 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
         line = _without_settings(line)
         lower = line.lower()
     words = [*_SPLIT_WORD.finditer(line)] if any(hint in lower for hint in _SPLIT_HINTS) else []
+    if len(words) > 1 and (counts := _COUNTS.search(line)):
+        line = line[: counts.start()] + line[counts.end() :]
+        words = [*_SPLIT_WORD.finditer(line)]
     if words and (off := _SWITCHED_OFF.search(line)):
         words = [word for word in words if not off.start() <= word.start() < off.end()]
         heading = f"not_{off['split']}"
     in_words = _steps_in_words(line) if any(hint in lower for hint in _STEP_HINTS) else []
     if words:
         words = [word for word in words if not _LOCATION.match(line, max(0, word.start() - 1))]
-    record = bool(words or heading or in_words or "|" in line or line.lstrip().startswith("["))
+    record = bool(words or heading or in_words or "|" in line or line.lstrip().startswith("[") or _ALONE.match(line))
     values: list[_Value] = []
     steps: list[Step] = []
     if ":" in line or "=" in line or record:
@@ -337,7 +355,7 @@ def _read_pairs(
         if line[start - 1 : start] in (":", "(") and _LOCATION.match(line, start - 1):
             continue
         if key not in wanted and (
-            is_never_metric(key)
+            (is_never_metric(key) and not _is_measured(line, key, start, key_end))
             or (len(key) > 1 and key.lower() in _PROSE)
             or _FILE_OR_ERROR.search(key)
             or _MEMORY.match(line, match.end("value"))
@@ -358,6 +376,8 @@ def _read_pairs(
         else:
             value = scaled(match["value"], unit)
             note = match["note"]
+            if note and kind_of_split(note.split()[0]) and note.split()[-1] in _SETS:
+                note = note.split()[0]  # (test set)
             bracketed = note if note and kind_of_split(note) else None
             key = _full_key(line, key, before, start)
             if note and not bracketed and note not in _TIME_UNITS and sign:
@@ -365,6 +385,14 @@ def _read_pairs(
             values.append(_Value(key, value / total if total else value, start, key_end, end, before, bracketed))
         spans.append((start, key_end, end))
     return values, steps, spans
+
+
+def _is_measured(line: str, key: str, start: int, key_end: int) -> bool:
+    """Return whether a word that is not a metric by itself is part of one: `squared error`, `accuracy on test data`."""
+    if key.lower() == "error":
+        word = line[max(0, start - 32) : start].split(" ")
+        return len(word) > 1 and not word[-1] and (word[-2].lower() in _ERRORS or kind_of_split(word[-2]) is not None)
+    return key.lower() in _SETS and _find_metric_on_split(line, 0, key_end) is not None
 
 
 def _is_position(line: str, match: re.Match[str]) -> bool:
@@ -468,8 +496,15 @@ def _read_metric_on_split(line: str, value: _Value, own: str | None) -> tuple[st
     """Return the metric and the split if they precede the number in this order; else None."""
     if value.key != own and value.key.lower() not in _SETS:
         return None
-    on = _METRIC_ON_SPLIT.search(line, value.start - len(value.before), value.key_end)
-    return (on["metric"], on["split"]) if on and has_metric_word(on["metric"]) else None
+    return _find_metric_on_split(line, value.start - len(value.before), value.key_end)
+
+
+def _find_metric_on_split(line: str, start: int, end: int) -> tuple[str, str] | None:
+    on = _METRIC_ON_SPLIT.search(line, start, end)
+    if on is None:
+        return None
+    metric = on["short"] if on["short"] and has_metric_word(on["short"]) else on["metric"]
+    return (metric, on["split"]) if has_metric_word(metric) else None
 
 
 def _divide(

@@ -18,6 +18,8 @@ from looplab.measure.words import BATCH, EPOCH, INDEX, ITERATIONS, RANK, is_resu
 
 MAX_LINE = 4096
 """Bytes of a line that are read; the rest is ignored."""
+LAST_LINE = "last_line"
+"""Metric of a text that names none, and whose last line is a number alone."""
 MAX_HELD = 10_000
 """Names that are held back because they may be settings; further ones are ignored."""
 
@@ -30,7 +32,8 @@ class StdoutSource(LineSource):
 
     The step of a line is its `step`, `iter`, `epoch` … in any form (`step: 100`, `Epoch 3/10`, `iter=1.2K`). A line
     without one gets the last step; if there was none, its index among the lines with metrics. If a user's pattern
-    matches a line, only the pattern determines its metrics.
+    matches a line, only the pattern determines its metrics. If no line names a metric and the last one is a number
+    alone, that number is `last_line`; an objective of that name is read in any case.
     """
 
     kind = "stdout"
@@ -56,6 +59,8 @@ class StdoutSource(LineSource):
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
         batch = super().poll(final, until)
+        if batch:
+            self._has_metrics = True
         if final and not self.behind:
             self._finish(batch)
         return batch
@@ -91,8 +96,13 @@ class StdoutSource(LineSource):
         """Values before the first measurement that may be settings, with their steps."""
         self._last_held: list[str] = []
         """The names in the last line, if they were held back."""
+        self._last_number: float | None = None
+        """The last line, if it is a number alone."""
+        self._has_metrics = False
+        """Whether any line so far had a metric."""
 
     def _add_line(self, line: str, matches: Sequence[Groups] | None, batch: Batch) -> None:
+        self._last_number = _parse_value(line)
         if matches is not None:
             self._add(_read_groups(matches), batch)
             return
@@ -123,6 +133,10 @@ class StdoutSource(LineSource):
             for name in self._last_held:
                 batch.setdefault(name, Curve()).add(*self._held[name])
         self._last_held = []
+        is_wanted = LAST_LINE in self._wanted or not self._has_metrics
+        if self._last_number is not None and is_wanted:
+            batch.setdefault(LAST_LINE, Curve()).add(self._last_step or 0.0, self._last_number)
+        self._last_number = None
 
     def _add(self, printed: Printed, batch: Batch) -> None:
         metrics, steps = printed.metrics, printed.steps
@@ -264,7 +278,7 @@ def _decode(line: bytes) -> str:
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
-_VALUE = re.compile(rf"\s*+({NUMBER})([kKMBGT]|%)?\s*+[,;]?\s*+$", re.ASCII)
+_VALUE = re.compile(rf"\s*+({NUMBER})\s?([kKMBGT]|%)?\s*+[,;]?\s*+$", re.ASCII)
 
 
 def _parse_value(text: str | None) -> float | None:

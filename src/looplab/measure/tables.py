@@ -125,11 +125,14 @@ class Tables:
             cells = spaced if len(spaced) == len(columns) else cells
         if not cells:
             return None
-        label = "" if _LIKE_A_VALUE.match(cells[0]) else cells[0]
+        is_number = _LIKE_A_VALUE.match(cells[0]) is not None
+        # One number more than columns: the row of a class in a report, or of a frame with its index.
+        numbered = is_number and cells[0].isdigit() and len(cells) == len(columns) + 1 and self._split == "gap"
+        label = "" if is_number and not (numbered and "support" in columns) else cells[0]
         loose = self._split == "bar" and len(columns) > 2
         if not loose and not all(map(_LIKE_A_VALUE.match, cells[1:] if label else cells)):
             return None
-        if label and len(cells) == len(columns) + 1:
+        if (label or numbered) and len(cells) == len(columns) + 1:
             cells = cells[1:]
         elif label and 1 < len(cells) < len(columns) and is_result(label):
             return _to_printed([(_to_name(label), cells[1])], self._wanted)

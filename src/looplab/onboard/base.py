@@ -56,6 +56,8 @@ class ScriptSetting:
     """The flag that makes a bool false; None: `--no-<name>` for a switch."""
     aliases: tuple[str, ...] = ()
     """Other flags of the same setting: `-b`."""
+    word: str | None = None
+    """Start of the word of the command that holds its value, for options that take such words: `learning_rate:`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Interface:
     """The base config if it is nested or comes from a file; None: the defaults of the settings."""
     notes: tuple[str, ...] = ()
     """What a person should know, as sentences."""
+    offers: tuple[str, ...] = ()
+    """Knobs that need a change of the base config, as YAML; the lab file has them as comments."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,17 @@ class Script:
         return introspect(self)
 
     @property
+    def package_root(self) -> Path | None:
+        """Where the package of an installed module is; None: the script belongs to the project."""
+        if self.module is None:
+            return None
+        path, folder = self.path.resolve(), self.folder.resolve()
+        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
+            return None
+        depth = self.module.count(".") + (path.stem == "__main__" and not self.module.endswith("__main__"))
+        return path.parents[depth]
+
+    @property
     def prefix(self) -> tuple[str, ...]:
         """The command without what follows the script."""
         return self.argv[: len(self.argv) - len(self.arguments)]
@@ -145,7 +160,7 @@ class InterfaceReader(Protocol):
 
 def flag_rendering(settings: Sequence[ScriptSetting], *, separator: str = "space") -> dict[str, Any]:
     """Return `launch.config` for settings that are flags, and nothing that is a default anyway."""
-    flags = [setting for setting in settings if not setting.positional]
+    flags = [setting for setting in settings if not setting.positional and setting.word is None]
     rendering: dict[str, Any] = {"as": "flags"}
     kebab = not any("_" in setting.name for setting in flags if setting.boolean != "absent")
     if not kebab:

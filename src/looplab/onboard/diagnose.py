@@ -35,6 +35,7 @@ PACKAGES = {
     "PIL": "pillow",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
+    "skopt": "scikit-optimize",
     "yaml": "pyyaml",
 }
 """Packages whose modules have another name."""

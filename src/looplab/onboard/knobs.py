@@ -170,6 +170,8 @@ def _float(known: set[str], pairs: set[str], default: float, *, is_other: bool) 
         return Suggestion("doubtful" if default == 1 or "decay" in known else "knob", share)
     if known & NEAR_ONE and 0.5 <= default < 1:
         return Suggestion("knob", _near_one(default))
+    if "gamma" in known and 0 < default < 0.5:  # of a kernel or a schedule: a discount is near one
+        return Suggestion("knob", _log(default, 100, most=1.0))
     if "momentum" in known and 0 <= default < 0.5:
         return Suggestion("knob", {"type": "float", "low": 0.0, "high": 0.99})
     if known & BELOW_ONE and default == 1 and not known & WEIGHTS:

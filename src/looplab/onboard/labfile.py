@@ -113,8 +113,8 @@ def make_lab(
     lines += ["knobs:" if draft.knobs else "knobs: {}"]
     for setting, suggestion in draft.knobs:
         lines.append(f"  {_key(setting)}: {_flow(dict(suggestion.spec or {}))}{_comment(setting)}")
-    if draft.doubtful:
-        lines.append("  # Perhaps also:")
+    if draft.doubtful or interface.offers:
+        lines += ["  # Perhaps also:", *(f"  # {offer}" for offer in interface.offers)]
         lines += [
             f"  # {_key(setting)}: {_flow(dict(suggestion.spec))}{_comment(setting)}"
             for setting, suggestion in draft.doubtful
@@ -180,6 +180,7 @@ def _draft(script: Script, interface: Interface) -> _Draft:
 def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tuple[dict[str, Any], list[str]]:
     """Split what a person typed after the script into values of settings and words that stay as they are."""
     by_flag = _by_flag(settings)
+    by_word = {setting.word: setting for setting in settings if setting.word is not None}
     positional = [setting for setting in settings if setting.positional]
     values: dict[str, Any] = {}
     rest: list[str] = []
@@ -212,6 +213,10 @@ def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tup
             values[setting.name] = [_number(item) for item in taken]
         else:
             values[setting.name] = _parse(text if sign else "".join(taken[:1]), setting)
+    for i, word in enumerate(rest):
+        held = by_word.get("".join(re.split("([:=])", word, maxsplit=1)[:2]))
+        if held is not None:
+            values[held.name], rest[i] = held.default, f"{held.word}{{config.{held.name}}}"
     return values, rest
 
 
@@ -345,8 +350,8 @@ def _comment(setting: ScriptSetting) -> str:
 
 def starts_in_run_folder(script: Script) -> bool:
     """Return whether a script should be started in its run folder: it writes relative paths, and reads none."""
-    if script.tree is None or script.module is not None:
-        return False
+    if script.tree is None or (script.module is not None and script.package_root is None):
+        return False  # a module of the project is found from the project's folder alone
     writes = False
     for tree in script.modules:
         for node in ast.walk(tree):

@@ -6,10 +6,12 @@ the script (an unknown command), only what the lab's own files say is looked at.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +38,7 @@ from looplab.onboard.knobs import words_of
 from looplab.onboard.readers import read_interface
 from looplab.onboard.readers.constants import RUNNER
 from looplab.onboard.readers.hydra import kind_of
-from looplab.onboard.scripts import PYTHON, SHELLS, find_script
+from looplab.onboard.scripts import PYTHON, SHELLS, find_script, module_file
 from looplab.onboard.source import calls
 from looplab.runs import folder as run_folder
 
@@ -233,7 +235,7 @@ class _Mender:
         index, is_module = place
         word = self._command[index]
         file = Path(*word.split(".")).with_suffix(".py") if is_module else Path(word)
-        if (self._home / file).is_file() or (is_module and _is_module(self._home, word)):
+        if (self._home / file).is_file() or (is_module and _is_module(self._home, word, self._command[0])):
             return
         found = [
             other
@@ -727,11 +729,15 @@ def _script_word(command: Sequence[str]) -> tuple[int, bool] | None:
     return (at, True) if is_module else (at, False) if Path(command[at]).suffix in (".py", ".sh") else None
 
 
-def _is_module(folder: Path, name: str) -> bool:
-    """Return whether a module can be imported from a folder, or does not belong to it."""
-    path = folder.joinpath(*name.split("."))
+def _is_module(folder: Path, name: str, python: str) -> bool:
+    """Return whether a module can be started from a folder, or does not belong to it."""
     top = folder / name.split(".")[0]
-    return (path / "__main__.py").is_file() or not (top.is_dir() or top.with_suffix(".py").is_file() or "." not in name)
+    if "." in name and not (top.is_dir() or top.with_suffix(".py").is_file()):
+        return True
+    with contextlib.suppress(LabError):
+        module_file(name, folder, shutil.which(python) or sys.executable)
+        return True
+    return False
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ MAX_DEPTH = 3
 MAX_ENTRIES = 5_000
 SHOWN = 5
 """Scripts that are listed."""
+FIND_S = 30.0
+"""Seconds that an interpreter may take to find a module."""
 
 
 def find_script(words: Sequence[str], folder: Path) -> Script:
@@ -97,8 +100,9 @@ def _launched(words: Sequence[str], folder: Path) -> Script:
             return Script(folder, tuple(words), folder / word, _python_of(words[0]), arguments=rest)
         if word in ("-m", "--module") and index + 1 < len(words):
             name, rest = words[index + 1], tuple(words[index + 2 :])
-            path = _module(name, folder)
-            return Script(folder, tuple(words), path, _python_of(words[0]), module=name, arguments=rest)
+            python = _python_of(words[0])
+            path = module_file(name, folder, python)
+            return Script(folder, tuple(words), path, python, module=name, arguments=rest)
     raise LabError(f"there is no script in: {' '.join(words)}", hint=f"looplab init {words[0]} train.py")
 
 
@@ -216,17 +220,43 @@ def _python_script(python: str, words: Sequence[str], folder: Path) -> Script:
         if rest[1] in MODULE_LAUNCHERS:
             inner = _launched([python, *rest[2:]], folder)
             return replace(inner, argv=(python, *words), python=interpreter)
-        path = _module(rest[1], folder)
+        path = module_file(rest[1], folder, interpreter)
         return Script(folder, (python, *words), path, interpreter, module=rest[1], arguments=tuple(rest[2:]))
     return Script(folder, (python, *words), _file(rest[0], folder), interpreter, arguments=tuple(rest[1:]))
 
 
-def _module(name: str, folder: Path) -> Path:
+def module_file(name: str, folder: Path, python: str) -> Path:
+    """Return the file of `-m NAME`: in the project, else in the packages of the interpreter.
+
+    Raises:
+        LabError: There is no such module.
+    """
     base = folder.joinpath(*name.split("."))
     for path in (base.with_suffix(".py"), base / "__main__.py"):
         if path.is_file():
             return path
-    raise LabError(f"there is no module {name} in {folder}", hint="call looplab init in the project's folder")
+    installed = _installed_module(name, folder, python)
+    if installed is not None:
+        return installed
+    package = name.partition(".")[0]
+    raise LabError(
+        f"there is no module {name} in {folder}, nor among the packages of {python}",
+        hint=f"call looplab init in the project's folder, or install {package} for this Python",
+    )
+
+
+def _installed_module(name: str, folder: Path, python: str) -> Path | None:
+    """Return the file of a module that an interpreter has installed; nothing of it is imported."""
+    helper = Path(__file__).with_name("find_module.py")
+    try:
+        done = subprocess.run(
+            [python, str(helper), name], cwd=folder, capture_output=True, text=True, timeout=FIND_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.splitlines()
+    path = Path(lines[-1]) if lines and lines[-1].endswith(".py") else None
+    return path if path is not None and path.is_file() else None
 
 
 def _file(name: str, folder: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,17 +130,20 @@ def project_modules(script: Script) -> tuple[ast.Module, ...]:
     """Return the script's syntax tree and those of the modules that it imports from its own project.
 
     A module is looked for beside the script, in the folder that the script is called from, and relative to the
-    importing file.
+    importing file. Of an installed module it is its own package that counts.
     """
     if script.tree is None:
         return ()
-    roots = dict.fromkeys([script.path.parent.resolve(), script.folder.resolve()])
+    package = script.package_root
+    roots = [script.path.parent.resolve(), script.folder.resolve()]
+    roots = [root for root in dict.fromkeys(roots) if root != package]
+    own = {str(script.module).partition(".")[0]: package} if package is not None else {}
     found: list[ast.Module] = [script.tree]
     seen = {script.path.resolve()}
     queue: list[tuple[ast.Module, Path]] = [(script.tree, script.path.resolve())]
     while queue and len(found) < MAX_MODULES:
         tree, path = queue.pop(0)
-        for candidate in _imported_files(tree, path, list(roots)):
+        for candidate in _imported_files(tree, path, roots, own):
             if candidate in seen or len(found) >= MAX_MODULES:
                 continue
             seen.add(candidate)
@@ -153,7 +156,13 @@ def project_modules(script: Script) -> tuple[ast.Module, ...]:
     return tuple(found)
 
 
-def _imported_files(tree: ast.Module, path: Path, roots: list[Path]) -> Iterator[Path]:
+def _imported_files(tree: ast.Module, path: Path, roots: list[Path], own: Mapping[str, Path]) -> Iterator[Path]:
+    """Yield the files of the modules that a file imports.
+
+    Args:
+        roots: Where modules of the project are.
+        own: Where packages are of which nothing else may be read: the folder may hold others.
+    """
     for node in ast.walk(tree):
         names: list[tuple[list[Path], str]] = []
         if isinstance(node, ast.Import):
@@ -166,7 +175,7 @@ def _imported_files(tree: ast.Module, path: Path, roots: list[Path]) -> Iterator
             names += [(places, head + alias.name) for alias in node.names]
         for places, name in names:
             parts = name.split(".")
-            for place in places:
+            for place in (*places, *([own[parts[0]]] if parts[0] in own else [])):
                 for file in (place.joinpath(*parts).with_suffix(".py"), place.joinpath(*parts, "__init__.py")):
                     if file.is_file() and not file.is_symlink():
                         yield file.resolve()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import os
 import re
+import shutil
 import statistics
+import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +24,14 @@ from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
 from looplab.measure.splits import KINDS, kind_of_split
+from looplab.measure.stdout import LAST_LINE
 from looplab.measure.summary import METRIC_WORDS, Directions, is_clock, plain_name
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
-from looplab.onboard.source import call_name
+from looplab.onboard.output_folder import must_be_new
+from looplab.onboard.scripts import module_file
+from looplab.onboard.source import call_name, calls
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
 
@@ -184,6 +190,11 @@ Stamps = dict[str, tuple[int, int]]
 def files_below(lab: Path) -> Stamps:
     """Return size and modification time of the files of a lab, without its runs, hidden files and caches."""
     found: Stamps = {}
+    own = set()
+    for stream in (1, 2):  # `looplab try > try.log` writes to the lab, too
+        with contextlib.suppress(OSError):
+            opened = os.fstat(stream)
+            own.add((opened.st_dev, opened.st_ino))
     folders = deque([str(lab)])
     left = MAX_ENTRIES
     while folders and left > 0:
@@ -201,6 +212,8 @@ def files_below(lab: Path) -> Stamps:
                     folders.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
+                    if (status.st_dev, status.st_ino) in own:
+                        continue
                     found[os.path.relpath(entry.path, lab)] = (status.st_size, status.st_mtime_ns)
             except OSError:
                 continue
@@ -339,6 +352,8 @@ class Observation:
     peak_memory_mb: float | None
     full_run_s: float | None
     wrote: tuple[WrittenFile, ...]
+    must_be_new: bool | None
+    """Whether its output folder must not exist; None: not known."""
     last_line: str
     diagnosis: Diagnosis | None
     """Why it failed."""
@@ -370,6 +385,7 @@ def observe(
     step = summary.get("steps")
     share = 1.0 if status == "ok" else share_done(log, step, tried) if status in ("timeout", "stopped") else None
     memory = summary.get("max_rss_mb")
+    diagnosis = diagnose_run(lab.folder, trial, run) if status == "failed" else None
     ended_by = ended_after = None
     if status == "timeout" and limit is not None and run.seconds is not None:
         ended_by = {None: "itself", 15: "SIGTERM", 9: "SIGKILL"}.get(run.signal, f"signal {run.signal}")
@@ -389,8 +405,15 @@ def observe(
         peak_memory_mb=float(memory) if isinstance(memory, int | float) else None,
         full_run_s=None if run.seconds is None else full_run_seconds(run.seconds, share, tried, lengths(base)),
         wrote=tuple(wrote),
+        must_be_new=must_be_new(
+            trial.launch,
+            script_of(lab, trial.launch.command),
+            status=status,
+            kind=diagnosis.kind if diagnosis is not None else None,
+            new_files=[one.file for one in wrote if one.is_new],
+        ),
         last_line=last_line(log) or last_line(message),
-        diagnosis=diagnose_run(lab.folder, trial, run) if status == "failed" else None,
+        diagnosis=diagnosis,
     )
 
 
@@ -517,7 +540,8 @@ def rank_objectives(
     """Return the metrics of a run that could be its objective, the likeliest first.
 
     What counts: a validation or test split, a word that results have (accuracy, reward, loss), that the script itself
-    keeps the best of it, and several points. Settings, learning rates, times and counters are left out.
+    keeps the best of it, and several points. If a name says nothing of its goal, its curve does. Settings, learning
+    rates, times and counters are left out.
 
     Args:
         settings: Names of the script's settings, which many scripts print.
@@ -546,20 +570,28 @@ def rank_objectives(
         if words & NOT_RESULTS:
             score -= 1.5
         goal = directions.goal(metric.name)
+        rises = metric.first is not None and metric.last > metric.first
+        if goal == "min" and rises and metric.points >= MIN_POINTS and not words & RESULTS:
+            goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
         mine = next((one for one in kept if _fits(one, words, split)), None)
         if mine is not None:
-            score, why = score + 1.0, [*why, "the script keeps the best"]
+            if metric.name != LAST_LINE:
+                score, why = score + 1.0, [*why, "the script keeps the best"]
             if mine.goal is not None and not words & RESULTS:
                 goal = mine.goal
         if metric.points > 1:
             score += 1.0
-        why.append(f"{metric.points} point{'s' if metric.points != 1 else ''}")
+        points = f"{metric.points} point{'s' if metric.points != 1 else ''}"
+        why.append("the number in the last printed line" if metric.name == LAST_LINE else points)
         if words & REPORTED:
             score += 0.5
         if words & {"best", "max", "min", "final"}:
             score -= 0.75  # it cannot get worse, so the curve says less
+        elif "last" in words:
+            score -= 0.25  # of one episode, beside the average of several
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why)))
-    return sorted(found, key=lambda guess: -guess.score)
+    # Of equals the plainest name: accuracy before that of one class.
+    return sorted(found, key=lambda guess: (-guess.score, len(words_of(guess.metric))))
 
 
 def _result_words(name: str) -> set[str]:
@@ -584,15 +616,38 @@ def _fits(kept: KeptBest, words: set[str], split: str | None) -> bool:
 
 def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:
     """Return what scripts keep the best of: `if val_acc > best_acc`, `best = min(best, val_loss)`, and what early
-    stopping and checkpoints monitor."""
+    stopping and checkpoints monitor; and whether a number in the last printed line should be large."""
     found: list[KeptBest] = []
-    for tree in trees:
+    for index, tree in enumerate(trees):
+        if index == 0 and (goal := _goal_of_last_print(tree)) is not None:
+            found.append(KeptBest(frozenset(words_of(LAST_LINE)), goal))
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare) and len(node.ops) == 1:
                 found += _compared(node.left, node.ops[0], node.comparators[0])
             elif isinstance(node, ast.Call):
                 found += _called(node)
     return found
+
+
+def _goal_of_last_print(tree: ast.Module) -> Goal | None:
+    """Return the goal of what a script prints last, `print(scores.mean())`; None: its names do not tell."""
+    prints = [call for call in calls(tree, "print") if len(call.args) == 1]
+    if not prints:
+        return None
+    printed = prints[-1].args[0]
+    names = {node.id for node in ast.walk(printed) if isinstance(node, ast.Name)}
+    bound = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    ]
+    for node in (item for expression in (printed, *bound) for item in ast.walk(expression)):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        words = [SHORT.get(word, word) for word in words_of(name)]
+        if RESULTS & set(words):
+            return Directions().goal("_".join(words))
+    return None
 
 
 def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> list[KeptBest]:
@@ -640,13 +695,12 @@ def _named(node: ast.expr) -> frozenset[str]:
 
 
 def script_of(lab: LabConfig, command: Sequence[str]) -> Script | None:
-    """Return the Python script that a command starts; None if there is none in the lab."""
+    """Return the Python script that a command starts; None if it is not known."""
     for i, word in enumerate(command):
         if word == "-m" and i + 1 < len(command):
-            base = lab.folder.joinpath(*command[i + 1].split("."))
-            for path in (base.with_suffix(".py"), base / "__main__.py"):
-                if path.is_file():
-                    return Script(lab.folder, tuple(command), path, "python", module=command[i + 1])
+            name, python = command[i + 1], shutil.which(command[0]) or sys.executable
+            with contextlib.suppress(LabError):
+                return Script(lab.folder, tuple(command), module_file(name, lab.folder, python), python, module=name)
         elif word.endswith(".py") and not word.endswith("with_config.py") and (lab.folder / word).is_file():
             return Script(lab.folder, tuple(command), lab.folder / word, "python")
     return None

@@ -2,8 +2,10 @@
 
 The values of the config replace those that the script binds: at its top level (`LR = 0.1`, `CONFIG = {"lr": 0.1}`,
 `cfg.lr = 0.1`), in a class (`class CFG: lr = 0.1`), in a function (`def main(): lr = 0.1`, `def train(lr=0.1)`), in the
-calls of a function (`Adam(model, lr=0.1)`), and in a module beside it (`config.py`). No file is changed. Made by
-`looplab init` for scripts that have no options.
+calls of a function (`Adam(model, lr=0.1)`), and in a module beside it (`config.py`). A `seed` that the script does not
+bind is that of its calls: `random.seed(1)`. No file is changed.
+
+Made by `looplab init` for scripts that have no options.
 """
 
 from __future__ import annotations  # the interpreter of the script may be older than looplab's
@@ -106,11 +108,26 @@ def rebind_calls(tree: ast.Module, values: dict[str, Any]) -> None:
                         item.value = literal(values[name][item.arg], item.value)
 
 
+SEEDS = ("seed", "manual_seed", "manual_seed_all", "set_seed", "set_random_seed", "seed_everything")
+"""Functions that seed a generator with their first argument."""
+
+
+def rebind_seeds(tree: ast.Module, seed: object) -> None:
+    """Replace the constants that generators are seeded with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in SEEDS and type(node.args[0].value) is int:
+                node.args[0] = literal(seed, node.args[0])
+
+
 def compiled(file: str, values: dict[str, Any]) -> Any:
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read(), file)
     rebind(tree.body, values)
     rebind_calls(tree, values)
+    if isinstance(values.get("seed"), int):
+        rebind_seeds(tree, values["seed"])
     return compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting, flag_rendering
 from looplab.onboard.knobs import suggest
+from looplab.onboard.readers.environment import parse_number
+from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 KINDS: dict[str, Kind] = {
@@ -32,6 +35,8 @@ OPTIONAL = ("?", "*", "...", "A...")
 FIRST_SEED = 1
 """Seed of a script that has none by default."""
 PARSES = ("add_argument", "parse_args", "parse_known_args", "parse_intermixed_args")
+PAIR = re.compile(r"(?P<key>[A-Za-z_][\w.-]*)(?P<sign>[:=])(?P<value>[-+]?[\d.][\w.+-]*)")
+"""A word with a name and a number."""
 LEFT_OUT = ("_CountAction", "_AppendAction", "_AppendConstAction", "_StoreConstAction", "_ExtendAction")
 
 
@@ -66,6 +71,7 @@ class ArgparseReader:
         settings = settings_of(options, hugging_face=hugging_face)
         if not settings:
             return None
+        settings += _pairs(settings, script.arguments)
         return flags_interface(self.name, script, settings, notes=notes, words=words)
 
 
@@ -101,6 +107,27 @@ def _command_of(
         chosen.append(name)
         current = list(commands[name])
     return chosen, current, before
+
+
+def _pairs(settings: Sequence[ScriptSetting], arguments: Sequence[str]) -> list[ScriptSetting]:
+    """Return the settings in the words that were typed for options which take pairs: `--hyperparams lr:0.1 gamma:0.99`,
+    `--cfg-options optimizer.lr=0.1`."""
+    options = {
+        flag: setting.name
+        for setting in settings
+        if setting.kind == "unknown" or (setting.kind == "list" and setting.default in (None, MISSING, []))
+        for flag in (setting.flag or f"--{setting.name}", *setting.aliases)
+    }
+    found: dict[str, ScriptSetting] = {}
+    option = None
+    for argument in arguments:
+        if argument.startswith("-"):
+            option = options.get(argument)
+        elif option is not None and (pair := PAIR.fullmatch(argument)) is not None:
+            name, value = f"{option}.{pair['key']}", parse_number(pair["value"])
+            if isinstance(value, int | float):
+                found[name] = ScriptSetting(name, kind_of(value), value, word=pair["key"] + pair["sign"])
+    return list(found.values())
 
 
 def _converted_later(script: Script, options: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -147,8 +174,10 @@ def flags_interface(
     positional = [setting.name for setting in settings if setting.positional]
     places = [f"{{config.{name}}}" for name in positional]
     rendering = flag_rendering(settings, separator=separator)
-    if positional:
-        rendering["skip"] = positional
+    pairs = dict.fromkeys(setting.name[: -len(setting.word)] for setting in settings if setting.word is not None)
+    skipped = [*positional, *pairs]  # they are in the command
+    if skipped:
+        rendering["skip"] = skipped
     command = (*script.prefix, *words, *places, "{flags}")
     return Interface(reader, tuple(settings), command, rendering, notes=tuple(notes))
 

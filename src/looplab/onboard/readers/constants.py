@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script
-from looplab.onboard.knobs import is_seed, suggest, words_of
+from looplab.onboard.knobs import find_seed, is_seed, suggest, words_of
 from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.hydra import settings_in
-from looplab.onboard.source import call_name, constant, module_of
+from looplab.onboard.source import call_name, calls, constant, module_of
+from looplab.onboard.with_config import SEEDS
 
 RUNNER = "with_config.py"
 """Name of the small program in the lab."""
@@ -59,10 +60,13 @@ class ConstantsReader:
                 base[name] = found
         base |= bound(script.tree.body, functions=_called(script.tree))
         known = {setting.name.rpartition(".")[2].lower() for setting in settings_in(base)}
-        for name, values in _in_calls(script.tree).items():
+        has_knob = any(suggest(setting).role == "knob" for setting in settings_in(base))
+        for name, values in _in_calls(script.tree, doubtful=not has_knob).items():
             new = {key: value for key, value in values.items() if key.lower() not in known}
             if new and name not in base:
                 base[name] = new
+        if find_seed(tuple(settings_in(base))) is None and "seed" not in base:
+            base |= _seed_of_calls(script.tree)
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
@@ -238,10 +242,13 @@ def _called(tree: ast.Module) -> dict[str, frozenset[str]]:
     return found
 
 
-def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:
+def _in_calls(tree: ast.Module, *, doubtful: bool) -> dict[str, dict[str, Any]]:
     """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`.
 
     An argument that has several values in several calls of a function is left out: they could not be told apart.
+
+    Args:
+        doubtful: Whether those count too that only may be hyper-parameters, if no other is one.
     """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     seen: dict[tuple[str, str], list[Any]] = {}
@@ -254,13 +261,24 @@ def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:
                 if item.arg is not None:
                     seen.setdefault((name, item.arg), []).append(constant(item.value))
     found: dict[str, dict[str, Any]] = {}
+    perhaps: dict[str, dict[str, Any]] = {}
     for (name, key), values in seen.items():
         if any(value != values[0] for value in values) or not _is_scalar(values[0]):
             continue
         (setting,) = settings_in({key: values[0]})
-        if suggest(setting).role in ("knob", "length") or is_seed(setting):
-            found.setdefault(name, {})[key] = values[0]
+        role = suggest(setting).role
+        doubtful = doubtful and role != "knob"
+        wanted = role in ("knob", "length") or is_seed(setting)
+        (found if wanted else perhaps if role == "doubtful" else {}).setdefault(name, {})[key] = values[0]
+    for name, others in perhaps.items() if doubtful else ():
+        found[name] = {**others, **found.get(name, {})}
     return found
+
+
+def _seed_of_calls(tree: ast.Module) -> dict[str, int]:
+    """Return the seed of `random.seed(1)` and the like, which `with_config.py` sets together; empty: there is none."""
+    seeds = [seed for call in calls(tree, *SEEDS) if call.args and type(seed := constant(call.args[0])) is int]
+    return {"seed": seeds[0]} if seeds else {}
 
 
 def _imported(tree: ast.Module) -> set[str]:

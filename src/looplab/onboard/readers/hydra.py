@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from looplab.config.files import read_config
 from looplab.config.lab import ConfigRendering
 from looplab.errors import LabError
 from looplab.launch.command import render
@@ -40,13 +43,29 @@ class HydraReader:
         name = constant(keyword(decorators[0], "config_name")) if isinstance(decorators[0], ast.Call) else None
         if isinstance(name, str):
             notes.append(f"the base config is what Hydra composes from {name}")
+        offers: list[str] = []
         if isinstance(decorators[0], ast.Call):
-            notes += _group_notes(script, constant(keyword(decorators[0], "config_path")), base)
+            groups = _groups(script, constant(keyword(decorators[0], "config_path")), name, base)
+            listed = [f"{key} ({', '.join(options)})" for key, (_, options) in groups.items()]
+            notes += [f"config groups: {', '.join(listed)}; lab.yaml says how to search over them"] if listed else []
+            offers = [
+                f"{key}: {{choices: [{', '.join(options)}]}}  # a config group: its options, not its values; in the "
+                f'base config, write "{current}" in place of the table'
+                for key, (current, options) in groups.items()
+            ]
         command = (*script.argv, "{overrides}", "hydra.run.dir={out_dir}")
         rendering = {"as": "hydra"}
         if _is_expressible(base):
             rendering["only"] = "all"  # what is recorded is what Hydra gets, even if its own files change later
-        return Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=tuple(notes))
+        return Interface(
+            self.name,
+            tuple(settings_in(base)),
+            command,
+            rendering,
+            base=base,
+            notes=tuple(notes),
+            offers=tuple(offers),
+        )
 
 
 def _is_expressible(base: Mapping[str, Any]) -> bool:
@@ -58,23 +77,29 @@ def _is_expressible(base: Mapping[str, Any]) -> bool:
     return True
 
 
-def _group_notes(script: Script, config_path: Any, base: Mapping[str, Any]) -> list[str]:
-    """Return how to search over the config groups that have several options."""
+def _groups(
+    script: Script, config_path: Any, config_name: Any, base: Mapping[str, Any]
+) -> dict[str, tuple[str, list[str]]]:
+    """Return the config groups that have several options: the option in use, and all of them."""
     if not isinstance(config_path, str):
-        return []
+        return {}
     folder = script.path.parent / config_path
-    groups = {
-        key: sorted(file.stem for file in (folder / key).glob("*.yaml"))
-        for key, value in base.items()
-        if isinstance(value, Mapping) and (folder / key).is_dir()
-    }
-    listed = [f"{key} ({', '.join(options)})" for key, options in groups.items() if len(options) > 1]
-    if not listed:
-        return []
-    return [
-        f"config groups: {', '.join(listed)}. To search over one, write its option in the base config in place of its "
-        "table, and make it a knob with these choices"
-    ]
+    used: dict[str, str] = {}
+    with contextlib.suppress(LabError):
+        defaults = read_config(folder / f"{str(config_name).removesuffix('.yaml')}.yaml").get("defaults", [])
+        for entry in defaults if isinstance(defaults, list) else ():
+            used |= {str(key): str(option) for key, option in entry.items()} if isinstance(entry, Mapping) else {}
+    used |= {key: option for key, sign, option in (word.partition("=") for word in script.arguments) if sign}
+    found = {}
+    for key, value in base.items():
+        options = sorted(file.stem for file in (folder / key).glob("*.yaml")) if isinstance(value, Mapping) else []
+        if (
+            len(options) > 1
+            and used.get(key) in options
+            and all(map(re.compile(r"[A-Za-z_][\w-]*").fullmatch, options))
+        ):
+            found[key] = (used[key], options)
+    return found
 
 
 def _imported_main(tree: ast.Module) -> set[str]:

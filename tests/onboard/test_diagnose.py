@@ -216,7 +216,7 @@ CASES = [
     ("disk", TRACEBACK + "OSError: [Errno 28] No space left on device", "disk is full"),
     ("permission", TRACEBACK + "PermissionError: [Errno 13] Permission denied: '/data/out'", "/data/out"),
     ("file", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'", "data/x.csv"),
-    ("program", "train.sh: line 3: python3.7: command not found", "no program python3.7"),
+    ("program", "train.sh: line 3: python3.7: command not found", "python3.7 is not installed"),
     (
         "exception",
         TRACEBACK + TORCH + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2)",

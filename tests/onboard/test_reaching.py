@@ -285,6 +285,16 @@ def test_files_outside_of_the_run_folder_are_named_once(tmp_path: Path) -> None:
     assert "launch.cwd: run" in note
 
 
+def test_what_looplab_prints_to_a_file_in_the_lab_is_not_the_runs(tmp_path: Path) -> None:
+    base, launch = {"x": 1}, {"command": ["{python}", "train.py"]}
+    write_lab(tmp_path, "print('step 1 loss: 0.5')\n", base, launch, objective={"metric": "loss", "goal": "min"})
+    with (tmp_path / "night.log").open("w") as log:
+        command = [sys.executable, "-m", "looplab", "run", "--runs", "1"]
+        subprocess.run(command, cwd=tmp_path, stdout=log, stderr=log, check=True)
+    (summary,) = (tmp_path / "outputs/s").glob("0*/record/summary.json")
+    assert json.loads(summary.read_text())["notes"] == []
+
+
 def python_with(package: str) -> str:
     """Return the Python on PATH that has a package; the test is skipped if there is none."""
     if importlib.util.find_spec(package) is not None:

@@ -90,7 +90,7 @@ def power(settings: JudgeSettings, budget: int, studies: int = 60, seed: int = 0
     """Return what studies with this judge and so many runs find, by the size of the true improvement.
 
     Half of the challengers are better by the effect, all runs have normal noise that is not shared between configs, and
-    a repeat with the same seed draws it anew.
+    a repeat with the same seed draws a new one.
     """
     judge = Judge(settings)
     sign = 1.0 if settings.goal == "max" else -1.0

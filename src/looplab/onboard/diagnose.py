@@ -511,7 +511,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "program",
         r"(?P<name>[\w./+-]+): (?:command )?not found$",
-        _said("there is no program {name} on this machine", "install it, or correct launch.command in lab.yaml"),
+        _said("{name} is not installed on this machine", "install it, or correct launch.command in lab.yaml"),
     ),
     _case(
         "program",

@@ -48,7 +48,7 @@ def find_script(words: Sequence[str], folder: Path) -> Script:
         folder: The folder that the command is called from.
 
     Raises:
-        LabError: There is no such script.
+        LabError: The script does not exist.
     """
     first, *rest = words
     if Path(first).name == "env" and rest:

@@ -34,6 +34,7 @@ from looplab.onboard.scripts import module_file
 from looplab.onboard.source import call_name, calls
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
+from looplab.runs.outside import own_output
 
 Goal = Literal["min", "max"]
 SUFFIX = ".try"
@@ -190,11 +191,7 @@ Stamps = dict[str, tuple[int, int]]
 def files_below(lab: Path) -> Stamps:
     """Return size and modification time of the files of a lab, without its runs, hidden files and caches."""
     found: Stamps = {}
-    own = set()
-    for stream in (1, 2):  # `looplab try > try.log` writes to the lab, too
-        with contextlib.suppress(OSError):
-            opened = os.fstat(stream)
-            own.add((opened.st_dev, opened.st_ino))
+    own = own_output()
     folders = deque([str(lab)])
     left = MAX_ENTRIES
     while folders and left > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from itertools import islice
@@ -17,6 +18,16 @@ OF_PEOPLE = (".py", ".pyc", ".ipynb", ".md", ".tmp", ".swp", "~")
 """Endings of files that people and their editors write."""
 
 
+def own_output() -> set[tuple[int, int]]:
+    """Return device and inode of the files that looplab prints to: `looplab run > night.log` writes to the lab, too."""
+    found = set()
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            opened = os.fstat(stream)
+            found.add((opened.st_dev, opened.st_ino))
+    return found
+
+
 def written_since(folder: Path, since: float, known: Collection[str] = ()) -> list[str]:
     """Return files of a lab that were written since a time: the first one of each entry of the lab's folder.
 
@@ -30,6 +41,7 @@ def written_since(folder: Path, since: float, known: Collection[str] = ()) -> li
     """
     left = MAX_ENTRIES
     found: list[str] = []
+    own = own_output()
 
     def first_in(place: str, name: str, depth: int) -> str | None:
         nonlocal left
@@ -52,7 +64,9 @@ def written_since(folder: Path, since: float, known: Collection[str] = ()) -> li
                 if entry.is_dir(follow_symlinks=False):
                     new = first_in(entry.path, f"{path}/", depth + 1)
                 elif has_new and not entry.name.endswith(OF_PEOPLE):
-                    new = path if entry.stat(follow_symlinks=False).st_mtime >= since else None
+                    status = entry.stat(follow_symlinks=False)
+                    is_own = (status.st_dev, status.st_ino) in own
+                    new = path if status.st_mtime >= since and not is_own else None
             except OSError:
                 continue
             if new is not None and depth > 1:

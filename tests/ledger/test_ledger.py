@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,24 @@ def test_a_run_is_found_by_id_number_and_beginning(ledger: Ledger) -> None:
     assert study.run("latest").id == second
     with pytest.raises(LabError, match="no run '77'"):
         study.run("77")
+
+
+def test_a_new_ledger_can_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    for n in range(20):
+        path, start = tmp_path / f"{n}/ledger.db", threading.Barrier(8)
+
+        def open_one(path: Path = path, start: threading.Barrier = start) -> int:
+            start.wait()
+            ledger = Ledger(path)
+            with ledger.write():
+                ledger.execute("INSERT INTO meta VALUES (?, '')", (f"opened by {threading.get_ident()}",))
+            count = len(ledger.rows("SELECT * FROM meta WHERE key LIKE 'opened by %'"))
+            ledger.close()
+            return count
+
+        with ThreadPoolExecutor(8) as pool:
+            counts = [future.result() for future in [pool.submit(open_one) for _ in range(8)]]
+        assert max(counts) == 8
 
 
 def test_commands_are_taken_once(ledger: Ledger) -> None:

@@ -388,7 +388,10 @@ def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path
     assert [(planned.row.proposer, planned.plan.edits) for planned in found.runs] == [("agent", ("x@set=9",))]
 
 
-def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(tmp_path: Path) -> None:
+def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("looplab.loop.engine.MAX_PREQUEUED", 1)
     queue = [{"edits": [f"x@set={n}"], "reason": f"try {n}"} for n in range(10, 18)]
     folder = write_lab(
         tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}], "round_size": 5}, queue=queue

@@ -127,7 +127,7 @@ class Ledger:
         self._file_id: tuple[int, int] | None = None
         self.journal: Journal | None = Journal(path.with_name(journal.NAME))
         if not path.exists():
-            if not repair and has_ledger(path):
+            if not repair and is_missing(path):
                 raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
             if not create:
                 raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
@@ -159,13 +159,14 @@ class Ledger:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise NewLedgerError(version, self.path)
-        self._db.execute("PRAGMA journal_mode=WAL")
+        self._use_write_ahead_log()
         # A commit survives the death of any process. What a power failure may undo is bounded by `runs.durable`.
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA temp_store=MEMORY")
         self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         if version < VERSION:
             with self.write():
+                version = self._db.execute("PRAGMA user_version").fetchone()[0]  # others may have upgraded it meanwhile
                 scripts = [TABLES] if version == 0 else [UPGRADES[v] for v in range(version, VERSION)]
                 for statement in (part for script in scripts for part in script.split(";\n")):
                     if statement.strip():
@@ -173,6 +174,18 @@ class Ledger:
                 if 0 < version < VERSIONS_SINCE:
                     self._fill_versions()
                 self._db.execute(f"PRAGMA user_version={VERSION}")
+
+    def _use_write_ahead_log(self) -> None:
+        """Switch to the write-ahead log. While others open a new ledger, SQLite refuses that instead of waiting."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
 
     def _fill_versions(self) -> None:
         """Fill the table of versions from events of an earlier release."""
@@ -459,7 +472,7 @@ class ReadOnlyLedger(Ledger):
         self._file_id = None
         self.journal = Journal(path.with_name(journal.NAME))
         if not path.exists():
-            if has_ledger(path):
+            if is_missing(path):
                 raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
             raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
         with _raising_damaged(path):
@@ -521,7 +534,7 @@ class LedgerCopy(Ledger):
         Raises:
             DamagedError: The chain is shorter than it was, ends differently, or is missing.
         """
-        if not self.path.exists() and has_ledger(self.path):
+        if is_missing(self.path):
             raise DamagedError(MISSING, file=self.path, hint="`looplab reindex` rebuilds it")
         self._compare_head(*self._heads)
 
@@ -532,6 +545,12 @@ class LedgerCopy(Ledger):
 def has_ledger(path: Path) -> bool:
     """Return whether there is a ledger, or was one."""
     return any(os.path.lexists(file) for file in (path, path.with_name(journal.NAME), path.with_name(HEAD_FILE)))
+
+
+def is_missing(path: Path) -> bool:
+    """Return whether there was a ledger, which is gone. Its file is looked for again at the end: somebody may be just
+    creating it."""
+    return not path.exists() and has_ledger(path) and not path.exists()
 
 
 class _Savepoint:

@@ -217,7 +217,7 @@ class ImportedEvent(EventData):
 
 @event("launched", clean=True)
 class LaunchedEvent(EventData):
-    """The run's folder exists and the executor has its order."""
+    """The run's folder exists and the executor was asked to start it."""
 
     slot: str
     files: Hashes

@@ -134,7 +134,7 @@ class RunWriter(StudyView):
         self.ledger.record(event, self.name, run, when=now)
 
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
-        """The run's folder is there and the executor has its order."""
+        """The run's folder is there and the executor was asked to start it."""
         self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.name, run))
         self.ledger.record(catalogue.LaunchedEvent(slot=slot, files=dict(files)), self.name, run)
 

@@ -625,6 +625,26 @@ def test_a_champion_that_does_not_repeat_exactly_runs_all_seeds_of_the_test_agai
     assert not any("no longer" in alarm for alarm in made.alarms)
 
 
+@pytest.mark.parametrize("salt", range(8))
+def test_a_victory_over_the_old_champion_is_none_over_the_new_one(salt: int) -> None:
+    """Two equally good configs beat the base at the same time; one is promoted, and the other is no better."""
+    gains = {"base": 0.0, "one": 9.0, "other": 9.0}
+    made = Lab(lambda point, warm, number: gains[point] + noise(salt, point, number, made.runs))
+    made.enter("base")
+    made.settle()
+    made.enter("one")
+    made.enter("other")
+    made.settle()
+    first, second = [made.evidence[point] for point in ("one", "other")]
+    if second.champion != "base-cold-0":
+        first, second = second, first
+    assert (second.verdict, second.champion) == (Verdict.KEEP, "base-cold-0")
+    assert "run again" in second.why
+    assert first.champion == second.run
+    assert first.verdict is not Verdict.KEEP
+    assert "run again" not in first.why
+
+
 def test_without_confirmation_the_first_look_that_is_won_promotes() -> None:
     made = lab({"good": 4.0}, settings=JudgeSettings(confirm=False))
     assert made.challenge("good").verdict is Verdict.KEEP

@@ -349,7 +349,7 @@ class _Session:
             self.requests.clear()
             for test in sorted(self.tests.values(), key=lambda test: (-test.look, test.number)):
                 if test.run in self.tests and test.run in self.by_run:
-                    self._continue_test(test)
+                    self._continue_test(self.tests[test.run])
             for side in self.pending():
                 if side.run not in self.tests:
                     self._screen(side)
@@ -814,13 +814,13 @@ class _Session:
         }  # fmt: skip
         if side.crashes:
             numbers["flags"] += (f"crashed with {side.crashes} of its seeds",)
+        again = ", which was run again," if test.confirming else ""
         summary = (
-            f"{_fmt_effect(effect)} than {rival.run} over {comparison.n} replicates"
+            f"{_fmt_effect(effect)} than {rival.run}{again} over {comparison.n} replicates"
             f" (p {_fmt(p)}, needed {_fmt(boundary)})"
         )
         last = test.look == len(self.plan)
         if test.confirming:
-            summary += ", run again"
             self._watch_drift(side, rival)
         if p <= boundary and effect > 0 and effect >= smallest:
             if not self._is_suspicious(side):
@@ -874,6 +874,8 @@ class _Session:
         why = f"Better: {summary}. {self._collapse_risk(side)}"
         self.record_verdict(side, Verdict.KEEP, why, **{"champion": old.run, **numbers})
         self.champion = side.run
+        # Whoever has beaten the old champion has yet to beat the new one.
+        self.tests = {run: replace(other, confirming=False) for run, other in self.tests.items()}
 
     def _collapse_risk(self, side: _Side) -> str:
         """Say how many of its runs collapsed, and which rate of collapse they cannot exclude.

@@ -181,7 +181,7 @@ def test_a_module_of_an_installed_package_is_found_without_importing_it(
     assert found.command == (sys.executable, "-m", "zoo.train", "{flags}")
     assert find_script([sys.executable, "-m", "zoo.nested"], project).path.name == "__main__.py"
     for name in ("zoo.absent", "zoo", "zoo.train.more", "sys"):
-        with pytest.raises(LabError, match=f"there is no module {name} in .* nor among the packages of"):
+        with pytest.raises(LabError, match=f"module {name} was not found in .* or among the packages of"):
             find_script([sys.executable, "-m", name], project)
     (project / "zoo").mkdir()
     (project / "zoo" / "train.py").write_text(PARSER)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def find_spec(name: str) -> Any:
-    """Return the spec of a dotted name; None: there is no such module."""
+    """Return the spec of a dotted name; None: the module does not exist."""
     spec, places = None, None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):

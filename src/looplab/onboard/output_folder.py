@@ -25,7 +25,7 @@ UNIQUE = {"strftime", "isoformat", "uuid4", "uuid1", "mkdtemp", "getpid", "time"
 
 
 def uses_out_dir(launch: LaunchConfig) -> bool:
-    """Return whether a trainer is told to write to `{out_dir}`."""
+    """Return whether the command or the environment of a trainer contains `{out_dir}`."""
     return any("{out_dir}" in text for text in (*launch.command, *launch.env.values()))
 
 

@@ -229,7 +229,7 @@ def module_file(name: str, folder: Path, python: str) -> Path:
     """Return the file of `-m NAME`: in the project, else in the packages of the interpreter.
 
     Raises:
-        LabError: There is no such module.
+        LabError: The module does not exist.
     """
     base = folder.joinpath(*name.split("."))
     for path in (base.with_suffix(".py"), base / "__main__.py"):
@@ -240,7 +240,7 @@ def module_file(name: str, folder: Path, python: str) -> Path:
         return installed
     package = name.partition(".")[0]
     raise LabError(
-        f"there is no module {name} in {folder}, nor among the packages of {python}",
+        f"module {name} was not found in {folder} or among the packages of {python}",
         hint=f"call looplab init in the project's folder, or install {package} for this Python",
     )
 

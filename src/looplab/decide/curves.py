@@ -126,7 +126,7 @@ class _Link:
         variance, count = prior, RESIDUAL_PRIOR[1]
         for _ in range(3):  # the slope depends on the variance of the residuals, and the reverse
             slope_variance = 1.0 / (xx / variance + 1.0 / SLOPE_VARIANCE)
-            slope = max(0.0, slope_variance * (xy / variance + 1.0 / SLOPE_VARIANCE))  # a worse start never predicts a better end
+            slope = max(0.0, slope_variance * (xy / variance + 1.0 / SLOPE_VARIANCE))  # never negative
             residuals = math.fsum((b - y - slope * (a - x)) ** 2 for a, b in clipped)
             variance = (residuals + count * prior) / (n + count)
         return cls((x, y), slope, slope_variance, variance, n)

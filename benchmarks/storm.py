@@ -441,6 +441,8 @@ def tampering(storm: Storm) -> None:
          "train.log", "../metrics.jsonl", "../../labbook.md", "../../BEST"]
     )  # fmt: skip
     path = run / "record" / name
+    if not path.exists():
+        path = run / "record" / "exit.json"  # a run of less than 20 ms has no process.json
     content = path.read_bytes()
     if name.endswith("labbook.md"):
         path.write_bytes(content.replace(b"loss = ", b"loss = 9", 1))

@@ -18,7 +18,7 @@ from tests.conftest import PATIENCE_S
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 
@@ -96,12 +96,15 @@ class Browser:
         return message
 
     def open(self, path: Path, width: int = 1280, height: int = 900, fragment: str = "") -> None:
+        self.visit(path.resolve().as_uri() + fragment, width, height)
+
+    def visit(self, url: str, width: int = 1280, height: int = 900) -> None:
         self.requests.clear()
         self.errors.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Page.navigate", url="about:blank")  # so that another fragment is another page too
-        self.send("Page.navigate", url=path.resolve().as_uri() + fragment)
-        self.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
+        self.send("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete' && location.protocol !== 'about:'")
 
     def dark(self, on: bool) -> None:
         value = "dark" if on else "light"

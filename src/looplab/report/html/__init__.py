@@ -6,8 +6,6 @@ The page sends no requests, and nothing in the data can run: its policy allows o
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -16,6 +14,7 @@ from typing import Any
 
 from looplab.measure.base import Batch, Curve
 from looplab.report import wording
+from looplab.report.bundle import content_hash, read_asset
 from looplab.report.curves import metrics_drawn, thin
 from looplab.report.facts import KnobFacts, RunFacts, StudyFacts, how_it_ended
 from looplab.report.importance import LABEL, Importance
@@ -58,18 +57,14 @@ _PAGE = """\
 def page(title: str, data: Mapping[str, Any], *scripts: str) -> str:
     """Return a self-contained page from data and scripts of this folder."""
     here = files(__name__)
-    style = (here / "page.css").read_text(encoding="utf-8")
+    style = read_asset("theme.css") + (here / "page.css").read_text(encoding="utf-8")
     script = "\n".join((here / name).read_text(encoding="utf-8") for name in scripts)
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:;"
+        f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}'; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
     packed = wording.to_json(data).replace("<", "\\u003c")
     return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, script=script)
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], label: str = LABEL) -> str:

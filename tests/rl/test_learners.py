@@ -296,11 +296,14 @@ def test_envs_that_reset_in_the_same_step_are_refused() -> None:
         setup(envs, Ppo, PpoSettings())
 
 
-class FirstEnvOnly:
-    """Overrides the actions of the first env."""
+class FirstEnvs:
+    """Overrides the actions of the first envs."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
 
     def act(self, episode_starts: Any) -> Any:
-        return np.ones(len(episode_starts), np.int64), np.arange(len(episode_starts)) == 0
+        return np.ones(len(episode_starts), np.int64), np.arange(len(episode_starts)) < self.n
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -310,13 +313,43 @@ class FirstEnvOnly:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_script_acts_in_both_modes(overlap: bool) -> None:
-    _, source = setup(cartpole(), Ppo, PpoSettings(), overlap=overlap, script=FirstEnvOnly())
+    _, source = setup(cartpole(), Ppo, PpoSettings(), overlap=overlap, script=FirstEnvs(1))
     rollout = source.next_rollout()
     source.close()
     assert (rollout.actions[:, 0] == 1).all()
-    assert (rollout.log_probs[:, 0] == 0).all()
-    assert (rollout.log_probs[:, 1:] < 0).all()
+    assert (rollout.log_probs < 0).all()
+    assert rollout.scripted[:, 0].all()
+    assert not rollout.scripted[:, 1:].any()
     assert set(rollout.actions[:, 1].tolist()) == {0, 1}
+
+
+LEARNERS = [
+    (Ppo, PpoSettings(value_coef=0.0, entropy_coef=0.1, epochs=2)),
+    (Impala, ImpalaSettings(value_coef=0.0, entropy_coef=0.1)),
+    (Impala, ImpalaSettings(value_coef=0.0, returns="gae")),
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("hidden_size", [0, 8])
+@pytest.mark.parametrize(("learner_class", "settings"), LEARNERS)
+def test_the_policy_learns_nothing_from_scripted_steps(
+    learner_class: Any, settings: Any, hidden_size: int, overlap: bool
+) -> None:
+    options = {"overlap": overlap, "hidden_size": hidden_size, "steps": 8}
+    learner, source = setup(cartpole(), learner_class, settings, script=FirstEnvs(ENVS), **options)
+    before = digest(learner)
+    for _ in range(2):
+        stats = learner.learn(source.next_rollout(), source.lag)
+    source.close()
+    assert digest(learner) == before
+    assert stats.get("approx_kl", 0.0) == 0.0
+    learner, source = setup(cartpole(), learner_class, settings, script=FirstEnvs(ENVS - 1), **options)
+    stats = learner.learn(source.next_rollout(), source.lag)
+    source.close()
+    assert digest(learner) != before
+    assert stats.get("approx_kl", 0.0) < 0.05
+    assert all(np.isfinite(value) for value in stats.values())
 
 
 OLD_KEYS = {"obs": "seen", "episode_starts": "begins", "log_probs": "logs", "hidden_state": "memory", "rng": "chance"}

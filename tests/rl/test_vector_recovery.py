@@ -180,6 +180,21 @@ def test_a_worker_signalled_between_steps_is_replaced(number: signal.Signals) ->
         assert sum(report.replayed for report in envs.diagnostics()) > 0
 
 
+def test_lost_workers_are_logged_at_once_and_counted_over_processes(tmp_path: Path) -> None:
+    for count in (1, 2):
+        with supervised([cartpole] * 2, diagnostics_dir=tmp_path / "diagnostics") as envs:
+            assert envs.restarts == count - 1
+            play(envs, 5)
+            pid = envs.diagnostics()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            play(envs, 5)
+            assert envs.restarts == count
+            lines = (tmp_path / "diagnostics" / "worker_restarts.log").read_text().splitlines()
+            assert len(lines) == count
+            assert "worker 0: " in lines[-1]
+
+
 def test_a_worker_lost_once_during_the_snapshot_test_is_tested_again(tmp_path: Path) -> None:
     expected = play(SyncVectorEnv([cartpole] * 2), 30)
     with supervised([cartpole, faulty(cartpole, {5: "kill"}, tmp_path / "f")], workers=1) as envs:

@@ -222,3 +222,33 @@ def test_invalid_parts_are_reported(tmp_path: Path) -> None:
 
 def test_nothing_to_resume_from_is_a_fresh_start(tmp_path: Path) -> None:
     assert trainkit.TrainingState(metrics=False).resume(tmp_path) is None
+
+
+def test_other_settings_are_refused_with_a_list_of_them(tmp_path: Path) -> None:
+    saved = {"train": {"lr": 0.1, "batch": 8, "layers": (64, 64)}, "stage": 1}
+    state = trainkit.TrainingState(settings=saved, metrics=False).state()
+    same = {"stage": 1, "train": {"layers": [64, 64], "batch": 8, "lr": 0.1}}
+    assert trainkit.TrainingState(settings=same, metrics=False).restore(state) == []
+    changed = trainkit.TrainingState(settings={"train": {"lr": 0.2, "batch": 8, "layers": [64]}}, metrics=False)
+    with pytest.raises(LabError, match=r"stage: 1 → not set; train.layers: .* → \[64\]; train.lr: 0.1 → 0.2"):
+        changed.restore(state)
+    assert len(changed.restore(state, allow="settings")) == 3
+    assert trainkit.TrainingState(metrics=False).restore(state) == []
+
+
+def test_the_newest_checkpoint_that_fits_is_resumed_from_a_folder_of_several_runs(tmp_path: Path) -> None:
+    for run, settings, step in (("a", {"stage": 1}, 5), ("b", {"stage": 2}, 9), ("c", {"stage": 1}, 7)):
+        with trainkit.Checkpoints(tmp_path / run) as checkpoints:
+            trainkit.TrainingState(counters={"run": run}, settings=settings, metrics=False).save(checkpoints, step)
+    counters: dict[str, str] = {}
+    state = trainkit.TrainingState(counters=counters, settings={"stage": 1}, metrics=False)
+    told: list[str] = []
+    loaded = state.resume(tmp_path, tell=told.append, skip_unfit=True)
+    assert loaded is not None
+    assert (loaded.step, counters["run"]) == (7, "c")
+    assert len(told) == 1
+    assert "stage: 2 → 1" in told[0]
+    with pytest.raises(LabError, match="other settings"):
+        state.resume(tmp_path, tell=told.append)
+    with pytest.raises(LabError, match="stage: 2 → 3"):
+        trainkit.TrainingState(settings={"stage": 3}, metrics=False).resume(tmp_path, tell=told.append, skip_unfit=True)

@@ -35,12 +35,14 @@ class RolloutBuffer:
     """Whether each observation is the first of its episode; [steps + 1, envs]."""
     actions: Array
     log_probs: Array
-    """Log-probability of each action under the behaviour policy; 0 where a script acted."""
+    """Log-probability of each action under the behaviour policy, also where a script chose it."""
     rewards: Array
     terminated: Array
     truncated: Array
     valid: Array
     """False where the env only reset, which is not a transition."""
+    scripted: Array
+    """Where a script chose the action: the value function learns from these transitions, the policy does not."""
     hidden_state: Array
     """Hidden state of a recurrent policy before each step; [steps + 1, envs, hidden_size]."""
 
@@ -58,6 +60,7 @@ class RolloutBuffer:
             terminated=np.zeros((steps, num_envs), np.bool_),
             truncated=np.zeros((steps, num_envs), np.bool_),
             valid=np.zeros((steps, num_envs), np.bool_),
+            scripted=np.zeros((steps, num_envs), np.bool_),
             hidden_state=_aligned_zeros((steps + 1, num_envs, policy.hidden_size), np.float32),
         )
 
@@ -66,8 +69,8 @@ class RolloutBuffer:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         state = rename_keys(state)
-        for field in fields(self):
-            np.copyto(getattr(self, field.name), state[field.name])
+        for field in fields(self):  # checkpoints of older versions have no mask of scripted steps
+            np.copyto(getattr(self, field.name), state.get(field.name, np.zeros_like(self.scripted)))
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -170,7 +173,10 @@ class Collector:
                 if override is not None:
                     forced_actions, mask = override
                     actions = np.where(_expand_mask(mask, actions), forced_actions, actions)
-                    log_probs = np.where(mask, np.float32(0), log_probs)
+                    forced = torch.from_numpy(actions).to(self._device)
+                    forced_log_probs, _ = policy.head.log_prob_and_entropy(logits, forced)
+                    log_probs = np.where(mask, forced_log_probs.cpu().numpy(), log_probs)
+                rollout.scripted[t] = override is not None and override[1]
                 rollout.actions[t], rollout.log_probs[t] = actions, log_probs
                 clipped = actions if self._action_bounds is None else np.clip(actions, *self._action_bounds)
                 obs, rewards, terminated, truncated, infos = self.envs.step(clipped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 
@@ -34,6 +35,33 @@ class WorkerReport:
     """Resident memory of its process; 0 if unknown."""
     snapshots: str
     """"exact", or why its envs have no exact snapshots."""
+
+
+class RestartLog:
+    """Counts the restarts of all workers, and appends a line for each to `worker_restarts.log`, one line at a time.
+
+    A killed trainer loses none: the next process that uses the folder continues the count.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """
+        Args:
+            folder: Folder of the log, created by the first restart; None: only count.
+        """
+        self._path = None if folder is None else folder / "worker_restarts.log"
+        self.count = 0
+        if self._path is not None and self._path.exists():
+            self.count = self._path.read_bytes().count(b"\n")
+
+    def add(self, worker: int, reason: str) -> None:
+        """Record that a worker was lost and is replaced."""
+        self.count += 1
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with open(self._path, "ab", buffering=0) as file:
+            file.write(f"{now} worker {worker}: {' '.join(reason.split())}\n".encode())
 
 
 def rss_bytes(pid: int | None) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from looplab.rl.collect import RolloutBuffer
 from looplab.rl.flat import FlatParameters, make_adam, set_learning_rate
-from looplab.rl.policies import ActorCritic
+from looplab.rl.policies import ActorCritic, mean_or_zero
 from looplab.rl.returns import compute_targets
 
 
@@ -74,6 +74,7 @@ class Impala:
         actions = torch.from_numpy(rollout.actions).to(device)
         old_log_probs = torch.from_numpy(rollout.log_probs).to(device)
         valid = torch.from_numpy(rollout.valid).to(device)
+        chosen = torch.from_numpy(rollout.valid & ~rollout.scripted).to(device)  # by the policy, not by a script
         logits, values, _ = self.policy(obs, hidden_state, episode_starts)
         log_probs, entropies = self.policy.head.log_prob_and_entropy(logits[:-1], actions)
         ratios = None
@@ -85,13 +86,13 @@ class Impala:
         )  # fmt: skip
         all_advantages = targets.pg_advantages if s.returns == "vtrace" else targets.advantages
         self.priorities = np.abs(all_advantages)
-        advantages = torch.from_numpy(all_advantages).to(device)[valid]
+        advantages = torch.from_numpy(all_advantages).to(device)[chosen]
         returns = torch.from_numpy(targets.returns).to(device)[valid]
-        if s.normalise:
+        if s.normalise and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = -(advantages * log_probs[valid]).mean()
+        policy_loss = -mean_or_zero(advantages * log_probs[chosen])
         value_loss = torch.nn.functional.mse_loss(values[:-1][valid], returns)
-        entropy = entropies[valid].mean()
+        entropy = mean_or_zero(entropies[chosen])
         grad_norm = self._optimize(policy_loss + s.value_coef * value_loss - s.entropy_coef * entropy)
         return {
             "policy_loss": policy_loss.item(),

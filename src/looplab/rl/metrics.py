@@ -76,6 +76,8 @@ SCHEMA: tuple[MetricField, ...] = (
     MetricField("episode_length_mean", "float", "steps", "Mean episode length."),
     MetricField("env_restarts", "int", "episodes", "Episodes truncated because their worker was lost and could not be "
                 "replayed.", info="worker_restarted", reduce="count"),
+    MetricField("worker_restarts", "int", "restarts", "Workers lost and replaced since the run began.",
+                exact=False),
     MetricField("policy_loss", "float", "", "Mean policy loss."),
     MetricField("value_loss", "float", "", "Mean squared error of the value function."),
     MetricField("entropy", "float", "nat", "Mean entropy of the policy."),

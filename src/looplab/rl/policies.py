@@ -300,3 +300,8 @@ def make_policy(
     if hidden_size:
         return RecurrentMlpPolicy(inputs, head, width=width or 64, hidden_size=hidden_size)
     return MlpPolicy(inputs, head, (width or 64, width or 64))
+
+
+def mean_or_zero(x: Tensor) -> Tensor:
+    """Return the mean of a tensor; 0 if it is empty, as in a minibatch of scripted steps."""
+    return x.mean() if x.numel() else x.sum()

@@ -16,7 +16,7 @@ from torch import Tensor
 from looplab.errors import LabError
 from looplab.rl.collect import RolloutBuffer
 from looplab.rl.flat import FlatParameters, get_rng_state, make_adam, set_learning_rate, set_rng_state
-from looplab.rl.policies import ActorCritic
+from looplab.rl.policies import ActorCritic, mean_or_zero
 from looplab.rl.renamed import rename_keys
 from looplab.rl.returns import compute_targets
 
@@ -57,6 +57,8 @@ class Minibatch:
     returns: Tensor
     mask: Tensor | None
     """Which steps are transitions; None: all."""
+    scripted: Tensor | None
+    """Which steps a script chose; None: none."""
 
 
 class Ppo:
@@ -105,16 +107,23 @@ class Ppo:
             "returns": torch.from_numpy(targets.returns).to(device),
         }  # fmt: skip
         valid = torch.from_numpy(rollout.valid).to(device)
+        scripted = torch.from_numpy(rollout.scripted).to(device) if rollout.scripted.any() else None
         stats: list[tuple[Tensor, ...]] = []
         early_stop = False
         for _ in range(s.epochs):
             for indices in self._minibatch_indices(rollout):
                 if self.policy.hidden_size:
                     columns = {name: x[:, indices] for name, x in steps.items()}
-                    batch = Minibatch(**columns, hidden_state=hidden_state[indices], mask=valid[:, indices])
+                    batch = Minibatch(
+                        **columns, hidden_state=hidden_state[indices], mask=valid[:, indices],
+                        scripted=None if scripted is None else scripted[:, indices],
+                    )  # fmt: skip
                 else:
                     rows = {name: x.flatten(0, 1)[indices] for name, x in steps.items()}
-                    batch = Minibatch(**rows, hidden_state=hidden_state[:0], mask=None)
+                    batch = Minibatch(
+                        **rows, hidden_state=hidden_state[:0], mask=None,
+                        scripted=None if scripted is None else scripted.flatten()[indices],
+                    )  # fmt: skip
                 stats.append(self._optimize(batch))
             approx_kl = stats[-1][3]
             if s.target_kl is not None and float(approx_kl) > 1.5 * s.target_kl:
@@ -149,23 +158,34 @@ class Ppo:
             mask = batch.mask
             log_probs, entropy, values = log_probs[mask], entropy[mask], values[mask]
             old_log_probs, advantages, returns = old_log_probs[mask], advantages[mask], returns[mask]
+        if batch.scripted is not None:  # the policy did not choose these actions: only the values learn from them
+            chosen = ~(batch.scripted if batch.mask is None else batch.scripted[batch.mask])
+            log_probs, entropy = log_probs[chosen], entropy[chosen]
+            old_log_probs, advantages = old_log_probs[chosen], advantages[chosen]
         if s.normalise and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         log_ratio = log_probs - old_log_probs
         ratio = log_ratio.exp()
-        policy_loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1 - s.clip, 1 + s.clip)).mean()
+        policy_loss = -mean_or_zero(torch.min(advantages * ratio, advantages * ratio.clamp(1 - s.clip, 1 + s.clip)))
         value_loss = torch.nn.functional.mse_loss(values, returns)
         loss = policy_loss + s.value_coef * value_loss
         if s.entropy_coef:
-            loss = loss - s.entropy_coef * entropy.mean()
+            loss = loss - s.entropy_coef * mean_or_zero(entropy)
         self.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         grad_norm = self.flat.clip_grad_norm(s.max_grad_norm)
         self.optimizer.step()
         with torch.no_grad():
-            approx_kl = (ratio - 1 - log_ratio).mean()
-            clip_fraction = ((ratio - 1).abs() > s.clip).float().mean()
-        return policy_loss.detach(), value_loss.detach(), entropy.mean().detach(), approx_kl, clip_fraction, grad_norm
+            approx_kl = mean_or_zero(ratio - 1 - log_ratio)
+            clip_fraction = mean_or_zero(((ratio - 1).abs() > s.clip).float())
+        return (
+            policy_loss.detach(),
+            value_loss.detach(),
+            mean_or_zero(entropy).detach(),
+            approx_kl,
+            clip_fraction,
+            grad_norm,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -92,6 +92,7 @@ class Runner:
         metrics: MetricsWriter,
         seed: int,
         script: ActionOverride | None = None,
+        settings: Mapping[str, Any] | None = None,
         replay: PrioritizedReplay | None = None,
         extra_metrics: Callable[[], Mapping[str, float]] | None = None,
         echo: Callable[[str], object] = print,
@@ -105,6 +106,7 @@ class Runner:
             metrics: Writer of the rows. Its declared fields with `info` are computed from the envs' infos.
             seed: Seeds the envs and the sampling of actions.
             script: Acts in place of the policy where it wants to.
+            settings: What a resumed run must share with the run that saved the checkpoint; None: not compared.
             replay: Replay of transitions, for learners that support one.
             extra_metrics: Called for each row; returns declared fields to add to it.
             echo: Receives messages for the user.
@@ -132,6 +134,7 @@ class Runner:
             "whole": True,
         }  # fmt: skip
         """Saved in the checkpoint. `whole` is False while an update is unfinished."""
+        self._reported_restarts: int = getattr(envs, "restarts", 0)
         self._pending_stats: dict[str, float] = {}
         """Metrics of the last update, until a row contains them."""
         self._phase_ms = dict.fromkeys(PHASE_TIMES, 0.0)
@@ -143,19 +146,31 @@ class Runner:
             parts["envs"] = envs
         if replay is not None:
             parts["replay"] = replay
-        self.training_state = TrainingState(parts=parts, counters=self.counters, metrics=metrics.logger)
+        self.training_state = TrainingState(
+            parts=parts, counters=self.counters, settings=settings, metrics=metrics.logger
+        )
         self.checkpoints = Checkpoints(out_dir / "checkpoints", keep=plan.keep)
 
-    def run(self, resume: Path | None = None) -> None:
-        """Train to the end of the plan. A signal or an error saves a checkpoint first; see `stopping`.
+    def run(self, resume: Path | None = None, *, allow_changes: bool = False) -> None:
+        """Restore the newest checkpoint, if there is one, and train to the end; see `restore` and `train`."""
+        self.restore(resume, allow_changes=allow_changes)
+        self.train()
+
+    def restore(self, resume: Path | None = None, *, allow_changes: bool = False) -> None:
+        """Restore the newest checkpoint.
 
         Args:
-            resume: Folder whose newest checkpoint to resume; None resumes the run's own folder, if it has one.
+            resume: Folder whose newest checkpoint that fits is resumed; None resumes the run's own folder, if it has
+                one.
+            allow_changes: Resume with other settings than those of the checkpoint.
 
         Raises:
-            LabError: `resume` has no usable checkpoint.
+            LabError: `resume` has no usable checkpoint, or the settings differ from those of the checkpoint.
         """
-        loaded = self.training_state.resume(resume or self.checkpoints.folder, tell=self._echo)
+        loaded = self.training_state.resume(
+            resume or self.checkpoints.folder, "settings" if allow_changes else (), self._echo,
+            skip_unfit=resume is not None,
+        )  # fmt: skip
         if loaded is not None:
             self._echo(f"resuming from {loaded.path} at step {self.counters['global_step']:,}")
             if not self.counters["whole"]:
@@ -165,6 +180,9 @@ class Runner:
             raise LabError(f"no usable checkpoint under {resume}", hint="omit the resume option to start a new run")
         else:
             self._set_old_metrics_aside()
+
+    def train(self) -> None:
+        """Train to the end of the plan. A signal or an error saves a checkpoint first; see `stopping`."""
         self._start_time, self._start_step = time.perf_counter(), self.counters["global_step"]
         try:
             with self.checkpoints:
@@ -205,6 +223,7 @@ class Runner:
         self._phase_ms["replay_ms"] += 1000 * (end - learned)
         counters["whole"] = True
         self._pending_stats = stats
+        self._report_lost_workers()
         if counters["global_update"] % plan.log_every == 0:
             self._log_row(stats)
         if counters["global_update"] % plan.save_every == 0:
@@ -214,7 +233,7 @@ class Runner:
         """Store the rollout's transitions and, if due, learn from a batch; return the metrics of that."""
         replay, learner = self.replay, self.learner
         assert replay is not None
-        valid = rollout.valid
+        valid = rollout.valid & ~rollout.scripted
         replay.push(
             {
                 "obs": rollout.obs[:-1][valid],
@@ -235,6 +254,17 @@ class Runner:
         replay.update_priorities(batch.indices, td_errors)
         return dict(stats)
 
+    def _report_lost_workers(self) -> None:
+        """Report workers that were replaced since the last call."""
+        restarts = getattr(self.envs, "restarts", 0)
+        if restarts > self._reported_restarts:
+            for report in self.envs.diagnostics():  # type: ignore[attr-defined]
+                if report.restarts:
+                    self._echo(
+                        f"worker {report.worker} was replaced ({report.reasons[-1]}), its restart {report.restarts}"
+                    )
+            self._reported_restarts = restarts
+
     def _log_row(self, stats: Mapping[str, float]) -> None:
         if self.source.lag:
             self.source.wait()  # a row must not depend on the progress of the collecting thread
@@ -246,6 +276,8 @@ class Runner:
             row |= self.replay.statistics()
         row |= self._phase_ms
         row["steps_per_second"] = (counters["global_step"] - self._start_step) / max(now - self._start_time, 1e-9)
+        if hasattr(self.envs, "restarts"):
+            row["worker_restarts"] = self.envs.restarts
         row["model_compiled"] = self.plan.compile
         if self._extra_metrics is not None:
             row |= self._extra_metrics()

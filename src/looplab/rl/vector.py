@@ -34,7 +34,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from looplab.errors import LabError
-from looplab.rl.diagnostics import WorkerReport, rss_bytes
+from looplab.rl.diagnostics import RestartLog, WorkerReport, rss_bytes
 from looplab.rl.group import EMPTY_REPLY, Env, EnvCommand, EnvGroup, EnvReply, IndexedInfos
 from looplab.rl.process import (
     GRACE_SECONDS,
@@ -138,6 +138,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         """The envs, if they run in this process."""
         self._env_fns, self._info_fields = list(env_fns), tuple(settings.info_fields)
         self._diagnostics_dir = None if settings.diagnostics_dir is None else Path(settings.diagnostics_dir)
+        self._restart_log = RestartLog(self._diagnostics_dir)
         self._failure: str | None = None
         """Why this vector env can no longer be used; None while it can."""
         self._local_snapshot_defect: str | None = UNTESTED
@@ -402,6 +403,11 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         frame = self._block.frames[self._frame]
         return [*tree_leaves(frame.observations), frame.rewards, frame.terminated, frame.truncated]
 
+    @property
+    def restarts(self) -> int:
+        """Workers replaced so far, including those that earlier processes recorded in `diagnostics_dir`."""
+        return self._restart_log.count
+
     def diagnostics(self) -> list[WorkerReport]:
         """Return a report on each worker; one report without a pid if the envs run in this process."""
         if self._local_group is None:
@@ -568,6 +574,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         now = time.monotonic()
         worker.reasons.append(lost.reason)
         worker.restarts += 1
+        self._restart_log.add(worker.index, lost.reason)
         worker.restart_times.append(now)
         window = self.settings.restart_window
         while worker.restart_times[0] < now - window:

@@ -268,6 +268,11 @@ def newest(folder: str | os.PathLike[str], tell: Callable[[str], object] = print
     Returns:
         The checkpoint, or None if there is none.
     """
+    return next(intact(folder, tell), None)
+
+
+def intact(folder: str | os.PathLike[str], tell: Callable[[str], object] = print) -> Iterator[Checkpoint]:
+    """Load the intact checkpoints under a folder one after the other, the newest first; see `newest`."""
     found = []
     for path in _checkpoint_folders(Path(folder)):
         try:
@@ -278,10 +283,9 @@ def newest(folder: str | os.PathLike[str], tell: Callable[[str], object] = print
         found.append(((manifest["step"], manifest["name"] == "latest", manifest["created"]), path))
     for _, path in sorted(found, reverse=True):
         try:
-            return load(path)
+            yield load(path)
         except CorruptCheckpoint as error:
             tell(f"skipped: {error}")
-    return None
 
 
 def _counters_as_json(counters: Mapping[str, Any]) -> Any:

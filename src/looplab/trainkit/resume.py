@@ -5,9 +5,9 @@
     …
     state.save(checkpoints, step)
 
-The state contains the state dicts of all parts, every random number generator, the counters, and the length of
-metrics.jsonl. Resuming truncates the metrics to that length, because the steps since then will run again and must not
-be logged twice.
+The state contains the state dicts of all parts, every random number generator, the counters, the settings, and the
+length of metrics.jsonl. Resuming truncates the metrics to that length, because the steps since then will run again and
+must not be logged twice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from looplab.errors import LabError
-from looplab.trainkit.checkpoint import Checkpoint, Checkpoints, newest
+from looplab.trainkit.checkpoint import Checkpoint, Checkpoints, intact
 from looplab.trainkit.log import Logger, default_logger
 from looplab.trainkit.weights import clean, load_into
 
@@ -43,6 +43,7 @@ class TrainingState:
         generators: Mapping[str, Any] | None = None,
         parts: Mapping[str, Any] | None = None,
         counters: dict[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
         metrics: Logger | str | os.PathLike[str] | bool = True,
     ) -> None:
         """
@@ -52,6 +53,8 @@ class TrainingState:
             rng: Include the global generators of random, numpy and torch.
             generators: Your own generators (random.Random, numpy's or torch's), by name.
             counters: A dict of plain values. Restoring updates it in place.
+            settings: Nested dicts of plain values that a resumed run must share with the run that saved the state.
+                None: not compared.
             metrics: The logger or file to truncate. True: the one of `trainkit.log`; False: none.
         """
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
@@ -63,6 +66,7 @@ class TrainingState:
         self._rng = rng
         self._generators = dict(generators or {})
         self._counters = {} if counters is None else counters
+        self._settings = settings
         self._metrics = metrics
 
     def state(self) -> dict[str, Any]:
@@ -72,6 +76,7 @@ class TrainingState:
             "rng": _global_rng() if self._rng else {},
             "generators": {name: _rng_state(name, rng) for name, rng in self._generators.items()},
             "counters": dict(self._counters),
+            "settings": None if self._settings is None else dict(flatten_settings(self._settings)),
             "metrics": None if (logger := self._logger()) is None else _file_mark(logger.path),
         }
 
@@ -82,7 +87,8 @@ class TrainingState:
 
         Args:
             state: What `state()` returned.
-            allow: Differences to accept: "missing", "unexpected", "shape", or "partial" for all three; see `load_into`.
+            allow: Differences to accept: "missing", "unexpected", "shape", or "partial" for all three, see `load_into`;
+                and "settings".
             source: File to name in error messages.
 
         Returns:
@@ -95,7 +101,8 @@ class TrainingState:
         if not {"parts", "rng", "generators", "counters", "metrics"} <= set(state):
             raise LabError("this is not the state of a TrainingState", file=file, hint="use load() instead")
         allowed = {allow} if isinstance(allow, str) else set(allow)
-        differences: list[str] = []
+        differences = self._changed_settings(state.get("settings"), "settings" in allowed, file)
+        allow = allowed - {"settings"}
         rng = state["rng"] if self._rng else {}
         for what, ours, theirs in (
             ("part", self._parts, state["parts"]),
@@ -133,7 +140,12 @@ class TrainingState:
         return checkpoints.save(self.state(), step, name, self._counters)
 
     def resume(
-        self, folder: str | os.PathLike[str], allow: str | Collection[str] = (), tell: Callable[[str], object] = print
+        self,
+        folder: str | os.PathLike[str],
+        allow: str | Collection[str] = (),
+        tell: Callable[[str], object] = print,
+        *,
+        skip_unfit: bool = False,
     ) -> Checkpoint | None:
         """Restore the newest intact checkpoint under a folder.
 
@@ -141,15 +153,48 @@ class TrainingState:
             folder: Where to look; see `newest`.
             allow: Differences to accept; see `restore`.
             tell: Called with one line of text for every skipped checkpoint and every accepted difference.
+            skip_unfit: Skip checkpoints that do not fit, as in a folder that holds several runs.
 
         Returns:
             The checkpoint, or None if there is none; nothing is changed then.
+
+        Raises:
+            LabError: The newest checkpoint does not fit; with `skip_unfit`, none does.
         """
-        loaded = newest(folder, tell)
-        if loaded is not None:
-            for difference in self.restore(loaded.state, allow, loaded.path):
+        misfit: LabError | None = None
+        for loaded in intact(folder, tell):
+            try:
+                differences = self.restore(loaded.state, allow, loaded.path)
+            except LabError as error:
+                if not skip_unfit:
+                    raise
+                misfit = misfit or error
+                tell(f"skipped, because it does not fit: {error}")
+                continue
+            for difference in differences:
                 tell(difference)
-        return loaded
+            return loaded
+        if misfit is not None:
+            raise misfit
+        return None
+
+    def _changed_settings(self, saved: Mapping[str, Any] | None, accept: bool, file: str | None) -> list[str]:
+        """Return a line for each setting that differs from the saved ones; LabError unless they are accepted."""
+        if self._settings is None or saved is None:
+            return []
+        present, missing = dict(flatten_settings(self._settings)), object()
+        changes = [
+            f"{name}: {_shown(saved, name)} → {_shown(present, name)}"
+            for name in sorted({*saved, *present})
+            if saved.get(name, missing) != present.get(name, missing)
+        ]
+        if changes and not accept:
+            raise LabError(
+                f"this checkpoint was saved with other settings: {'; '.join(changes)}",
+                file=file,
+                hint='use the same settings or another folder, or accept this with allow="settings" (--allow-changes)',
+            )
+        return [f"setting changed since the checkpoint: {change}" for change in changes]
 
     def _logger(self) -> Logger | None:
         if isinstance(self._metrics, bool):
@@ -164,6 +209,19 @@ class TrainingState:
             return [f"{logger.path} is not the metrics file of the checkpoint: not truncated"]
         logger.truncate(mark["bytes"])
         return []
+
+
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every setting, lists as they are in JSON."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", list(value) if isinstance(value, tuple) else value
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    return repr(settings[name]) if name in settings else "not set"
 
 
 def _part_state(part: Any) -> Any:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from looplab.errors import LabError
-from looplab.recipes.mario.mario.settings import FLAGS, VARIABLES, add_flags, key_types, read_settings
+from looplab.recipes.mario.mario.settings import (
+    FLAGS,
+    VARIABLES,
+    MarioSettings,
+    add_flags,
+    key_types,
+    read_settings,
+)
 
 
 def flags(*words: str) -> dict[str, Any]:
@@ -69,6 +76,33 @@ def test_errors_name_the_key(config: Any, message: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(config))
     with pytest.raises(LabError, match=message):
         read_settings(path, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"REWARD_SCALE_STRAT": "0.1"}, "REWARD_SCALE_START"),
+        ({"ENABLE_TENSORBORD": "1"}, "ENABLE_TENSORBOARD"),
+        ({"PER_SAMPLE": "2"}, "PER_SAMPLE_INTERVAL"),
+        ({"PROBE_FORWARD": "20"}, "no script uses it"),
+    ],
+)
+def test_variables_without_an_effect_are_errors(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        read_settings(None, {}, variables)
+
+
+def test_variables_of_other_programs_are_ignored() -> None:
+    other = {"PATH": "/bin", "PERL5LIB": "/lib", "LC_ALL": "C", "NUMBA_CACHE_DIR": "/tmp", "WORLDWIDE": "1"}
+    assert read_settings(None, {}, other) == MarioSettings()
+
+
+def test_settings_that_decide_nothing_may_change_between_resumes() -> None:
+    free = read_settings(None, flags("--workers", "3", "--log-interval", "7", "--step-timeout", "9"), {})
+    assert free.identity() == MarioSettings().identity()
+    longer = flags("--total-steps", "7")
+    assert read_settings(None, longer, {}).identity() != MarioSettings().identity()
+    assert "train.total_steps" not in read_settings(None, {**longer, "train.anneal": False}, {}).identity()
 
 
 def test_an_optional_key_can_be_unset(tmp_path: Path) -> None:

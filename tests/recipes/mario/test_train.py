@@ -107,3 +107,23 @@ def test_a_training_shorter_than_the_log_interval_has_one_row(tmp_path: Path) ->
     done = run(tmp_path, "--total-steps", "32", "--log-interval", "50")
     assert done.returncode == 0, done.stderr
     assert [row["global_update"] for row in rows(tmp_path)] == [1]
+
+
+@pytest.mark.slow
+def test_a_stopped_training_leaves_a_table_and_refuses_other_settings(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "a"
+    process = subprocess.Popen(command(out, "--total-steps", "100000"), stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and len(rows(out)) < 3:
+        time.sleep(0.01)
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+    assert (out / "metrics.parquet").exists()
+    settings = (out / "settings.json").read_bytes()
+    changed = run(out, "--total-steps", "100000", "--stage", "2", "--reward-distance-weight", "5")
+    assert changed.returncode == 2
+    assert "env.stage: 1 → 2; reward.distance_weight: 0.0125 → 5.0" in changed.stderr
+    assert (out / "settings.json").read_bytes() == settings
+    step = newest(out / "checkpoints").step  # type: ignore[union-attr]
+    accepted = run(out, "--total-steps", str(step), "--stage", "2", "--allow-changes")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "env.stage: 1 → 2" in accepted.stdout

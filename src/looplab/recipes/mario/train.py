@@ -3,8 +3,10 @@
     python train.py --config configs/base.json --out runs/try --total-steps 200000
 
 Every key of the config is also a flag (--train.gamma 0.98), and common keys have short flags (see --help). A folder
-with a checkpoint is resumed exactly; --resume FOLDER resumes from another folder. SIGTERM and Ctrl-C save a checkpoint
-first. Metrics go to metrics.jsonl (docs/metrics-schema.md, mario/metrics.py), the machine's load to monitor.jsonl.
+with a checkpoint is resumed exactly, and only with the settings it was saved with, unless --allow-changes is given;
+--resume FOLDER resumes the newest checkpoint under another folder that fits. SIGTERM and Ctrl-C save a checkpoint
+first. Metrics go to metrics.jsonl (`python -m looplab.rl.metrics` and mario/metrics.py explain them), the machine's
+load to monitor.jsonl, lost workers to diagnostics/worker_restarts.log.
 """
 
 from __future__ import annotations
@@ -148,11 +150,10 @@ def make_replay(settings: MarioSettings) -> PrioritizedReplay | None:
     )  # fmt: skip
 
 
-def train(settings: MarioSettings, out: Path, resume: Path | None = None) -> Runner:
+def train(settings: MarioSettings, out: Path, resume: Path | None = None, *, allow_changes: bool = False) -> Runner:
     """Train into the folder `out`, resuming the checkpoint there or under `resume`."""
     t, log = settings.train, settings.log
     out.mkdir(parents=True, exist_ok=True)
-    trainkit.atomic_write(out / "settings.json", to_json(settings))
     torch.set_num_threads(1)
     torch.manual_seed(t.seed)
     script = make_script(settings)
@@ -176,17 +177,27 @@ def train(settings: MarioSettings, out: Path, resume: Path | None = None) -> Run
         ):
             runner = Runner(
                 envs, learner, plan, out_dir=out, metrics=metrics, seed=t.seed, script=script,
-                replay=make_replay(settings), extra_metrics=monitor.gpu_metrics,
+                settings=settings.identity(), replay=make_replay(settings), extra_metrics=monitor.gpu_metrics,
             )  # fmt: skip
             print(f"{envs.num_envs} envs, {len(envs.diagnostics()) or 'no'} workers, {t.total_steps:,} steps -> {out}")
-            runner.run(resume)
-        to_parquet(out / "metrics.jsonl", out / "metrics.parquet", extra_fields=FIELDS)
-        for report in envs.diagnostics():
-            if report.restarts:
-                print(f"worker {report.worker}: {report.restarts} restarts")
+            write_parquet(out)  # of a process that was killed
+            runner.restore(resume, allow_changes=allow_changes)
+            trainkit.atomic_write(out / "settings.json", to_json(settings))
+            try:
+                runner.train()
+            finally:
+                write_parquet(out)
+        if envs.restarts:
+            print(f"{envs.restarts} restarts of workers: see {out / 'diagnostics' / 'worker_restarts.log'}")
     finally:
         envs.close()
     return runner
+
+
+def write_parquet(out: Path) -> None:
+    """Write the rows logged so far to metrics.parquet."""
+    if (out / "metrics.jsonl").exists():
+        to_parquet(out / "metrics.jsonl", out / "metrics.parquet", extra_fields=FIELDS)
 
 
 def to_json(settings: MarioSettings) -> bytes:
@@ -218,14 +229,17 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=None, help="folder of the run (default: $LOOPLAB_RUN_DIR, or runs/mario)"
     )
-    parser.add_argument("--resume", type=Path, default=None, help="resume the newest checkpoint under this folder")
+    parser.add_argument(
+        "--resume", type=Path, default=None, help="resume the newest checkpoint under this folder that fits"
+    )
+    parser.add_argument("--allow-changes", action="store_true", help="resume with other settings than the checkpoint's")
     parser.add_argument("--from-env", action="store_true", help="read the environment variables of resume.sh")
     add_flags(parser)
     args = parser.parse_args()
     out = args.out or (trainkit.run_dir() if "LOOPLAB_RUN_DIR" in os.environ else Path("runs/mario"))
     try:
         settings = read_settings(args.config, vars(args), os.environ if args.from_env else {})
-        runner = train(settings, out, args.resume)
+        runner = train(settings, out, args.resume, allow_changes=args.allow_changes)
         counters = runner.counters
         trainkit.Logger(out / "metrics.jsonl").summary(
             {"global_step": counters["global_step"], "global_update": counters["global_update"]}

@@ -174,7 +174,20 @@ class MarioSettings:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide what is learned, by dotted key: a resumed run must share them."""
+        free = set(FREE_KEYS) if self.train.anneal else {*FREE_KEYS, "train.total_steps"}
+        return {
+            f"{section}.{name}": value
+            for section, values in self.as_dict().items()
+            for name, value in values.items()
+            if section not in FREE_SECTIONS and f"{section}.{name}" not in free
+        }
 
+
+FREE_SECTIONS = ("vector", "log")
+FREE_KEYS = ("env.workers", "train.device", "train.compile")
+"""Settings that a resumed run may change: they do not decide what is learned."""
 CHOICES = {
     "env.action_type": ("right_only", "simple", "complex", "extended"),
     "train.algorithm": ("ppo", "impala"),
@@ -209,9 +222,12 @@ VARIABLES = {
     "SCRIPTED_SEQUENCE": "script.sequence", "SCRIPTED_FORWARD_FRAMES": "script.forward_frames",
     "FORWARD_ACTION_ID": "script.forward_action", "PROBE_FORWARD": "script.probe_forward",
     "ENABLE_RAM_X_PARSE": "reward.ram_x_parse", "RAM_X_HIGH": "reward.ram_x_high", "RAM_X_LOW": "reward.ram_x_low",
-    "PER_SAMPLE_INTERVAL": "replay.per_sample_interval",
+    "PER": "replay.enabled", "PER_SAMPLE_INTERVAL": "replay.per_sample_interval",
+    "ENABLE_TENSORBOARD": "log.enable_tensorboard", "ENABLE_WANDB": "log.enable_wandb",
 }  # fmt: skip
 """Environment variables of resume.sh and their keys. DISABLE_OVERLAP=1 sets train.overlap_collect to false."""
+OWN_PREFIXES = ("REWARD_", "SCRIPTED_", "RAM_X", "PROBE_", "FORWARD_", "PER_")
+"""A variable that begins so and is not known is a mistake, not a variable of another program."""
 
 
 def key_types() -> dict[str, Any]:
@@ -247,6 +263,7 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], variables: Mappin
     values: dict[str, Any] = {}
     if path is not None:
         values = _read_flat(path)
+    _reject_unknown_variables(variables)
     for name, key in VARIABLES.items():
         if variables.get(name):
             values[key] = variables[name]
@@ -267,7 +284,22 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], variables: Mappin
         section, name = key.split(".")
         part = replace(getattr(settings, section), **{name: _convert(key, known[key], value, path)})
         settings = replace(settings, **{section: part})
+    script = settings.script
+    if script.probe_forward and not (script.forward_frames or script.sequence):
+        raise LabError(
+            "script.probe_forward looks for the forward action, but no script uses it",
+            hint="set SCRIPTED_FORWARD_FRAMES (--scripted-forward-frames) as well",
+        )
     return settings
+
+
+def _reject_unknown_variables(variables: Mapping[str, str]) -> None:
+    """Raise LabError for a variable that looks like one of resume.sh and is not."""
+    known = {*VARIABLES, "DISABLE_OVERLAP"}
+    for name in sorted(set(variables) - known):
+        near = difflib.get_close_matches(name, known, 1, cutoff=0.0 if name.startswith(OWN_PREFIXES) else 0.8)
+        if near:
+            raise LabError(f"unknown environment variable {name}", hint=f"did you mean {near[0]}?")
 
 
 def _read_flat(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_replicates_are_folded_into_the_run_they_repeat(making: Any, judged: Any
     assert len(facts.runs) == 16
     assert facts.entries[1].measured == 8
     assert facts.entries[1].mean == pytest.approx((1.4 + sum(BETTER)) / 8)
-    assert facts.entries[1].shown == "1.489 ± 0.038 (n 8)"
+    assert facts.entries[1].shown == "1.49 ± 0.04 (n 8)"
     assert [run.row.id for runs in facts.rounds().values() for run in runs] == [base.id, challenger.id]
     assert facts.measured == facts.entries
 

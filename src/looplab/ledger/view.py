@@ -216,6 +216,14 @@ class StudyView:
         rows = self.ledger.rows(sql, (self.name, kind, run, run))
         return [{**load_own_json(row["data"]), "run": row["run"]} for row in rows]
 
+    def count_events(self, since: float, kinds: Sequence[str]) -> dict[str, int]:
+        """Return how many events of some kinds were recorded after a time."""
+        sql = (
+            "SELECT kind, count(*) FROM events WHERE study=? AND at>? AND kind IN (SELECT value FROM json_each(?))"
+            " GROUP BY kind"
+        )
+        return {row[0]: int(row[1]) for row in self.ledger.rows(sql, (self.name, since, json.dumps(list(kinds))))}
+
     def objective(self) -> str | None:
         """Return the metric by which the runs in the table were measured."""
         row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))

@@ -333,7 +333,7 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyView) -> StudyFacts:
         best=best,
         best_so_far=tuple(best_so_far),
         knobs=tuple(sorted(knobs, key=lambda knob: not knob.varies)),
-        budget=_budget(study, record),
+        budget=budget_facts(study, record),
         rejected=tuple(_rejections(record.proposals("rejected"))),
         waiting=record.count_waiting(),
         calls=len(calls),
@@ -620,7 +620,7 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
     return max(steps) >= 2 * min(steps) and max(factors) <= 1.3 * min(factors)
 
 
-def _budget(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ...]:
+def budget_facts(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ...]:
     """Return the usage of each budget as the engine counts it, including submitted commands and agents.
 
     Limits of rounds and runs from the command line replace the budget's, and are about this study alone.

@@ -98,6 +98,8 @@ class VerdictFacts:
     high: float | None
     p: float | None
     """None if there was no test."""
+    bar: float | None
+    """Largest p that would have won at this look; None if there was no test."""
     n: int
     """Number of pairs, or runs, behind the effect."""
     flags: tuple[str, ...]
@@ -315,6 +317,7 @@ def _judgement(run: str, evidence: Mapping[str, Any], point: ReplicatedConfig | 
         low=evidence.get("low"),
         high=evidence.get("high"),
         p=evidence.get("p"),
+        bar=evidence.get("boundary"),
         n=evidence.get("n", 0),
         flags=tuple(flag for flag in evidence.get("flags", ()) if flag != "base"),
         mean=point.mean if point else None,

@@ -31,9 +31,18 @@ def signed(value: float | None, digits: int = 3) -> str:
 
 def mean(value: float | None, sd: float | None, n: int) -> str:
     """Return `0.743 ± 0.012 (n 12)`; for a single run, its value."""
-    if sd is None:
-        return number(value)
-    return f"{number(value, 4)} ± {number(sd, 2)} (n {n})"
+    return number(value, 4) if sd is None else f"{honest(value, sd)} (n {n})"
+
+
+def honest(value: float | None, spread: float | None) -> str:
+    """Return `0.973 ± 0.002`: the spread with one digit, two if it begins with 1, the value with as many decimals."""
+    if value is None or not spread or not isfinite(spread) or not isfinite(value):
+        return number(value, 4)
+    size = floor(log10(spread) + 1e-9)
+    decimals = (spread / 10.0**size < 2.0) - size
+    if not 0 <= decimals <= 9:
+        return f"{number(value, 4)} ± {number(spread, 2)}"
+    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
 
 
 def effect(value: float, low: float | None, high: float | None) -> str:

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-ci test-all storm lint types clean browser ssh agents pufferlib
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse agents pufferlib
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,13 @@ ssh:
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-client >/dev/null; } || \
 	  echo "no ssh-keygen: the tests that need it are skipped"
 
+# Two mounts of one folder stand for two hosts that share a disk.
+fuse:
+	@command -v bindfs >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends bindfs >/dev/null; } || \
+	  echo "no bindfs: the tests that need a shared disk are skipped"
+
 # The real coding agents, for the tests that drive them; they speak to a scripted model on loopback.
 agents:
 	@[ -x .agents/node_modules/.bin/codex ] && [ -x .agents/node_modules/.bin/claude ] || \
@@ -60,13 +67,13 @@ pufferlib:
 	@[ -x .pufferlib/bin/puffer ] || PYTHON=$(PYTHON) sh tests/pufferlib.sh .pufferlib
 
 # Property tests with fewer examples, and without the slowest tests. `make test-ci` has all but the longest.
-test: lint types browser ssh
+test: lint types browser ssh fuse
 	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not long"
 
-test-ci: lint types browser ssh
+test-ci: lint types browser ssh fuse
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not long"
 
-test-all: lint types browser ssh
+test-all: lint types browser ssh fuse
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 # Five minutes of attacks by class; one that did not hold is printed with the words that repeat it.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -48,3 +52,30 @@ def _no_remembered_secrets() -> Iterator[None]:
     """Each test knows the secrets of its own environment alone."""
     yield
     forget()
+
+
+@pytest.fixture
+def shared_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """One folder mounted twice by FUSE, as on two hosts: locks are forwarded, and neither mount caches."""
+    if shutil.which("bindfs") is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("FUSE cannot be used: no bindfs, or /dev/fuse is closed")
+    mounts = tmp_path / "host1", tmp_path / "host2"
+    (tmp_path / "server").mkdir()
+    options = "--multithreaded", "--enable-lock-forwarding", "-o", "direct_io,attr_timeout=0,entry_timeout=0"
+    servers = []
+    for mount in mounts:
+        mount.mkdir()
+        servers.append(subprocess.Popen(["bindfs", "-f", *options, str(tmp_path / "server"), str(mount)]))
+    try:
+        while not all(map(os.path.ismount, mounts)):
+            if any(server.poll() is not None for server in servers):
+                pytest.skip("FUSE cannot be used: bindfs does not mount")
+            time.sleep(0.01)
+        yield mounts
+    finally:
+        for mount in mounts:
+            unmount = ["umount"] if os.getuid() == 0 else ["fusermount", "-u"]
+            subprocess.run([*unmount, str(mount)], check=False, capture_output=True)
+        for server in servers:
+            server.terminate()
+            server.wait()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from looplab.cli import doctor
 from looplab.config.state import state_folder
-from looplab.runs import disk
 
 FILES = {"ledger.db", "journal.jsonl", "head", "backups", "toy.lock"}
 
@@ -106,20 +101,3 @@ def test_a_ledger_is_moved_only_when_asked_and_nothing_is_lost(lab: Any, until: 
     lab("verify")
     lab("reindex")
     assert lab.count(state="ended") == len(lab.runs()) == 3
-
-
-def test_doctor_warns_of_a_ledger_on_a_network_disk(
-    lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("LOOPLAB_STATE_DIR", raising=False)
-    monkeypatch.setattr(disk, "filesystem_type", lambda folder: 0x6969 if folder.is_relative_to(lab.folder) else 0)
-    doctor.find_secrets(lab.folder, scrubs=False, json=True)
-    shown = capsys.readouterr()
-    assert "on a network disk (NFS)" in shown.err
-    assert "--move-ledger" in shown.err
-    assert json.loads(shown.out)["ledger"]["network_disk"] == "NFS"
-    lab.configure(state_dir=str(lab.aside / "local"))
-    doctor.find_secrets(lab.folder, scrubs=False, json=True)
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert json.loads(shown.out)["ledger"]["network_disk"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from looplab.config import disk
 from looplab.errors import BusyError, LabError
+from looplab.loop import lock
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.runs import disk
 
 
 def test_the_second_engine_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
@@ -92,18 +94,54 @@ def test_a_lab_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 # -- network disks
 
 
-@pytest.mark.parametrize(("f_type", "name"), [(0x6969, "NFS"), (0x65735546, "FUSE"), (0xFF534D42, "CIFS")])
-def test_no_engine_starts_on_a_network_disk(
+def test_engines_of_two_hosts_do_not_join_on_a_disk_that_keeps_locks_from_others(
+    shared_disk: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "TOUCH_S", 0.05)
+    monkeypatch.setattr(lock, "SILENT_S", 3.0)
+    monkeypatch.setattr(lock, "is_held", lambda *_: False)
+    for host in shared_disk:
+        (host / ".looplab").mkdir(exist_ok=True)
+    ours = os.uname()
+    there = os.uname_result((ours.sysname, "elsewhere", *ours[2:]))
+    with StudyLock(shared_disk[0], "s"):
+        assert (shared_disk[1] / ".looplab/s.lock").read_text() == f"{os.getpid()} {ours.nodename}"
+        monkeypatch.setattr(lock, "_lock", lambda descriptor: True)  # locks are local to each host
+        monkeypatch.setattr(os, "uname", lambda: there)
+        assert engine_pid(shared_disk[1], "s") == 0
+        with pytest.raises(BusyError, match=f"on host {ours.nodename}"), StudyLock(shared_disk[1], "s"):
+            pass
+        copied = (tmp_path / "server/.looplab/s.lock").read_bytes()
+    assert engine_pid(shared_disk[1], "s") is None
+    with StudyLock(shared_disk[1], "s"):  # after a clean end nobody waits
+        pass
+    # A host that is gone is silent.
+    (tmp_path / "server/.looplab/s.lock").write_bytes(copied)
+    with pytest.raises(BusyError), StudyLock(shared_disk[1], "s"):
+        pass
+    os.utime(tmp_path / "server/.looplab/s.lock", (time.time() - 4, time.time() - 4))
+    assert engine_pid(shared_disk[1], "s") is None
+    with StudyLock(shared_disk[1], "s"):
+        pass
+
+
+@pytest.mark.parametrize(("f_type", "name"), [(0x6969, "NFS"), (0x0BD00BD0, "Lustre"), (0xFF534D42, "CIFS")])
+def test_network_disks_are_known_by_statfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f_type: int, name: str
 ) -> None:
     monkeypatch.setattr(disk, "filesystem_type", lambda folder: f_type)
-    monkeypatch.delenv(disk.ALLOW, raising=False)
     assert disk.network_disk(tmp_path) == name
-    with pytest.raises(LabError, match=f"network disk .{name}"), StudyLock(tmp_path, "s"):
+
+
+def test_a_disk_without_locks_is_not_a_busy_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, command: int, request: bytes) -> bytes:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    (tmp_path / ".looplab").mkdir()
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with pytest.raises(LabError, match="Function not implemented") as failed, StudyLock(tmp_path, "s"):
         pass
-    monkeypatch.setenv(disk.ALLOW, "1")
-    with StudyLock(tmp_path, "s"):
-        pass
+    assert "state_dir" in str(failed.value.hint)
 
 
 def test_local_disks_are_not_refused(tmp_path: Path) -> None:

@@ -893,7 +893,7 @@ def verify(
 
 @app.command()
 def doctor(
-    secrets: Annotated[bool, typer.Option("--secrets", help="Look for recorded secrets (the default).")] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Look for recorded secrets.")] = False,
     scrub: Annotated[bool, typer.Option("--scrub", help="Remove secrets from files; the record notes it.")] = False,
     move_ledger: Annotated[
         bool, typer.Option("--move-ledger", help="Move the ledger to where state_dir or LOOPLAB_STATE_DIR say.")
@@ -901,18 +901,22 @@ def doctor(
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Check where the ledger is, and look for secrets in the record.
+    """Check the machine and the lab, and say what is missing.
 
-    Warns if the ledger is on a network disk. Searches the ledger and the files of runs, agents and logs. A secret is
-    the value of a variable or config key whose name says so, or a text of a known shape. Values are not printed. Exit
-    code 1: some were found. The chain of the ledger is never changed.
+    Shows devices, cores, memory, the disk and its kind, and the versions of Python, Ray, Slurm, W&B and agents; tries
+    out on the lab's disk what looplab needs of it; and lists what each study lacks. Exit code 1: there is a problem.
+    With --secrets it searches the ledger and the files of runs, agents and logs instead. A secret is the value of a
+    variable or config key whose name says so, or a text of a known shape. Values are not printed. Exit code 1: some
+    were found. The chain of the ledger is never changed.
     """
     from looplab.cli import doctor as doctoring
 
     if move_ledger:
         doctoring.move_ledger(lab, json)
-        return
-    doctoring.find_secrets(lab, scrubs=scrub, json=json)
+    elif secrets or scrub:
+        doctoring.find_secrets(lab, scrubs=scrub, json=json)
+    else:
+        doctoring.check_up(lab, json)
 
 
 @app.command()

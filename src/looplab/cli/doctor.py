@@ -1,4 +1,4 @@
-"""doctor: the place of the ledger; secrets in a lab, and their removal from files."""
+"""doctor: the machine and the lab; the place of the ledger; secrets in a lab, and their removal from files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading, open_lab
 from looplab.config.files import read_config
-from looplab.config.lab import LabConfig
+from looplab.config.lab import LabConfig, find_lab
 from looplab.config.paths import show
 from looplab.config.state import LEDGER, has_files, new_folder, state_folder
 from looplab.errors import BusyError, LabError
@@ -20,9 +20,43 @@ from looplab.ledger import moving
 from looplab.ledger.leaks import SecretFinder, find_leaks, scrub
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.view import JOBS_SUFFIX
+from looplab.loop import checkup
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.runs.disk import existing, network_disk, refuse_network_disk
 from looplab.runs.redact import SHORTEST, hide_values
+
+
+def check_up(folder: Path | None, json: bool) -> None:
+    """Show what the machine has, how the lab's disk behaves, and what the lab lacks; outside a lab the machine alone.
+
+    Exits with code 1 if there is a problem.
+    """
+    findings = list(checkup.check_machine())
+    lab = None
+    if folder is not None or _is_in_lab():
+        lab = open_lab(folder)
+        findings += [*checkup.check_lab_disk(lab), *checkup.check_studies(lab)]
+    problems = [finding for finding in findings if finding.level == "problem"]
+    if json:
+        listed = [asdict(finding) for finding in findings]
+        output.print_json({"lab": str(lab.folder) if lab else None, "findings": listed, "ok": not problems})
+    else:
+        rows = [(one.area, one.name, one.level, one.found, one.fix) for one in findings]
+        output.table(("", "what", "state", "found", "what to do"), rows)
+        output.say()
+        if lab is None:
+            output.say("this is not a lab: only the machine was checked")
+        count = len(problems)
+        output.say(f"{count} problem{'s' * (count != 1)}" if problems else "all is well")
+    if problems:
+        sys.exit(1)
+
+
+def _is_in_lab() -> bool:
+    try:
+        find_lab(Path.cwd())
+    except LabError:
+        return False
+    return True
 
 
 def move_ledger(folder: Path | None, json: bool) -> None:
@@ -32,7 +66,6 @@ def move_ledger(folder: Path | None, json: bool) -> None:
     if source != target and not has_files(source):
         raise LabError("this lab has no ledger yet", hint="the first `looplab run` creates it in its place")
     if source != target:
-        refuse_network_disk(existing(target))
         with contextlib.closing(ledgers.open_for_reading(source / LEDGER)) as ledger:
             studies = {*lab.studies, *ledger.studies()}
         with contextlib.ExitStack() as locks:
@@ -47,12 +80,6 @@ def move_ledger(folder: Path | None, json: bool) -> None:
 
 def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:
     lab = open_lab(folder)
-    disk = network_disk(existing(lab.ledger_path.parent))
-    if disk is not None:
-        output.warn(
-            f"the ledger is on a network disk ({disk}), where it can be damaged and two engines can run at once: name "
-            "a local folder (state_dir in lab.yaml, or LOOPLAB_STATE_DIR), then `looplab doctor --move-ledger`"
-        )
     if scrubs:
         _refuse_while_running(lab)
     ledger = None
@@ -64,8 +91,7 @@ def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:
     left = [leak for leak in leaks if leak.where not in rewritten]
     if json:
         found = [{**asdict(leak), "scrubbed": leak.where in rewritten} for leak in leaks]
-        place = {"path": str(lab.ledger_path), "network_disk": disk}
-        output.print_json({"ledger": place, "secrets": found, "files": rewritten, "clean": not left})
+        output.print_json({"secrets": found, "files": rewritten, "clean": not left})
     else:
         for leak in leaks:
             done = " (removed)" if leak.where in rewritten else ""

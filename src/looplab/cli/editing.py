@@ -25,7 +25,6 @@ from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
-from looplab.runs.disk import existing, refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
@@ -50,7 +49,6 @@ def check(
     from looplab.loop.preview import base_command
 
     lab = open_lab(folder)
-    refuse_network_disk(existing(lab.ledger_path.parent))
     studies = [lab.study(name)] if name else list(lab.studies.values())
     found = mending.preview(lab, studies) if mended is None else None
     checked = []

@@ -16,6 +16,7 @@ GROUPS = {
         "objective": "looplab objective val_loss --min",
         "demo": "looplab demo",
         "check": "looplab check",
+        "doctor": "looplab doctor",
         "recipe": "looplab recipe esm",
         "fetch-config": "looplab fetch-config --entity team --project robot --run 3f8a1c",
     },
@@ -55,7 +56,6 @@ GROUPS = {
         "anchor": "looplab anchor --file anchors.txt",
         "reindex": "looplab reindex",
         "restore": "looplab restore",
-        "doctor": "looplab doctor --secrets",
     },
     "Pipelines": {
         "stage": "looplab stage --config configs/esm.yaml mine select",

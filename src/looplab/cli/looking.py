@@ -58,11 +58,11 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                            "versions": versions, "record": head})  # fmt: skip
         return
     for study, facts in zip(studies, all_facts, strict=True):
-        engine = f"engine running (pid {facts['engine']})" if facts["engine"] else "no engine running"
+        engine = _describe_engine(facts["engine"])
         output.say(f"study {study.name}: {engine}")
         if ledger is None or not facts["counts"]:
             folders = len(list(run_folders(study_folder(lab.folder, study.name))))
-            if folders and not facts["engine"]:
+            if folders and facts["engine"] is None:
                 output.say(f"  {folders} run folder(s) but no runs in the ledger; `looplab reindex` rebuilds it\n")
                 continue
             waiting = f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else ""
@@ -175,6 +175,12 @@ def _show_versions(versions: Sequence[dict[str, Any]]) -> None:
             ],
         )
         output.say()
+
+
+def _describe_engine(pid: int | None) -> str:
+    if pid is None:
+        return "no engine running"
+    return f"engine running ({f'pid {pid}' if pid else 'on another host, or its pid is unknown'})"
 
 
 def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str, Any]:

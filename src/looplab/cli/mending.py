@@ -10,7 +10,6 @@ from looplab.cli.labs import open_lab
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.onboard.mend import Mending, find_mending
-from looplab.runs.disk import existing, refuse_network_disk
 
 
 def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> dict[str, Any]:
@@ -20,7 +19,6 @@ def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> 
         LabError: The lab does not pass its checks afterwards; its files are as they were.
     """
     lab = open_lab(folder)
-    refuse_network_disk(existing(lab.ledger_path.parent))
     studies = [lab.study(name)] if name else list(lab.studies.values())
     mending = find_mending(lab, studies, ask=True)
     if not json:

@@ -1,7 +1,8 @@
 """Where the ledger of a lab is: in `<lab>/.looplab`, or in a folder of a local disk if the lab is on a network disk.
 
 `state_dir` in lab.yaml, or the variable LOOPLAB_STATE_DIR, names a folder in which every lab has a folder of its own.
-The files of the ledger and the locks of its engines are there; run folders and reports stay in the lab.
+The files of the ledger and the locks of its engines are there; run folders and reports stay in the lab. Without either,
+a new ledger of a lab on a network disk goes to the user's own state folder if that is on a local disk.
 
 The lab points to its state folder (`.looplab/state`), and the state folder names the lab that owns it (`lab.json`, of
 which the pointer is a copy: folder, host, lab, id). Once the pointer exists, it decides, whatever the settings say: an
@@ -22,6 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from looplab.config.disk import existing, network_disk
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.untrusted import UntrustedError, load_json, mend_text, read_bounded
@@ -54,11 +56,20 @@ class StateConfig:
             return cls(lab / Path(state_dir).expanduser(), is_demanded=True)
         text = os.environ.get(VARIABLE)
         if not text:
-            return cls()
+            return cls(_user_folder() if network_disk(lab) is not None else None)
         folder = Path(text).expanduser()
         if not folder.is_absolute():
             raise LabError(f"{VARIABLE} is not an absolute path: {text}")
         return cls(folder)
+
+
+def _user_folder() -> Path | None:
+    """Return the folder of the user's ledgers; None if it would be on a network disk too."""
+    try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "looplab"
+    except RuntimeError:  # the user has no home
+        return None
+    return folder if folder.is_absolute() and network_disk(existing(folder)) is None else None
 
 
 def home(lab: Path) -> Path:

@@ -20,12 +20,12 @@ from typing import Any
 
 import orjson
 
+from looplab.config.disk import network_disk
 from looplab.errors import LabError
 from looplab.launch import procfs, supervisor
 from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started, Unreachable
 from looplab.launch.slots import lock_paths
 from looplab.runs import clock
-from looplab.runs.disk import network_disk
 from looplab.runs.folder import record_folder
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 

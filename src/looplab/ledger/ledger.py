@@ -1,9 +1,13 @@
-"""The ledger: one SQLite file (WAL mode) per lab, with an append-only, hash-chained log of events.
+"""The ledger: one SQLite file per lab, with an append-only, hash-chained log of events.
 
 Every change is made inside `with ledger.write():`, a transaction, and records an event with `record`. The hash of an
 event covers its text and the hash of the previous event, so `verify` finds and locates damage and edits. It does not
 detect a deliberate rewrite: anyone who can write the file can recompute all later hashes. Only a head that was
 published elsewhere reveals that (`anchors.py`). Several processes may write; SQLite serialises them.
+
+On a local disk SQLite uses a write-ahead log, whose index is shared memory. Hosts do not share memory, so on a network
+disk it uses a rollback journal, which needs only locks; such a ledger keeps it, because the disk of one host is the
+network disk of another.
 
 Every event is also a line of the journal next to the database (`journal.py`). A database that ends before its journal
 has lost events: it can be read, but not written until `looplab reindex` has restored them from the journal.
@@ -24,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looplab.config.disk import network_disk
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.ledger import catalogue, journal
@@ -40,6 +45,8 @@ BUSY_TIMEOUT_S = 30.0
 """Seconds to wait for the transaction of another process."""
 VERSIONS_SINCE = 5
 """First version of the tables with a table of versions."""
+LOGS = ("-wal", "-journal")
+"""Suffixes of SQLite's write-ahead log and rollback journal."""
 CHECKPOINT_PAGES = 8000
 """Pages in the write-ahead log before SQLite checkpoints it into the database, which waits for the disk."""
 
@@ -156,12 +163,21 @@ class Ledger:
         return ReadOnlyLedger(path)
 
     def _prepare(self) -> None:
+        in_file = not isinstance(self, LedgerCopy)
+        on_network = in_file and network_disk(self.path.parent) is not None
+        if on_network:
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # reads a write-ahead log without shared memory
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise NewLedgerError(version, self.path)
-        self._use_write_ahead_log()
+        rolls_back = on_network or (in_file and version > 0 and os.path.lexists(f"{self.path}-journal"))
+        self._set_journal_mode("TRUNCATE" if rolls_back else "WAL")
+        if on_network:
+            self._db.execute("PRAGMA locking_mode=NORMAL")
+            self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # releases the exclusive lock
         # A commit survives the death of any process. What a power failure may undo is bounded by `runs.durable`.
-        self._db.execute("PRAGMA synchronous=NORMAL")
+        # A rollback journal that was not synced may damage the database instead.
+        self._db.execute(f"PRAGMA synchronous={'FULL' if rolls_back else 'NORMAL'}")
         self._db.execute("PRAGMA temp_store=MEMORY")
         self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         if version < VERSION:
@@ -175,12 +191,12 @@ class Ledger:
                     self._fill_versions()
                 self._db.execute(f"PRAGMA user_version={VERSION}")
 
-    def _use_write_ahead_log(self) -> None:
-        """Switch to the write-ahead log. While others open a new ledger, SQLite refuses that instead of waiting."""
+    def _set_journal_mode(self, mode: str) -> None:
+        """Switch to a journal mode. While others open a new ledger, SQLite refuses that instead of waiting."""
         deadline = time.monotonic() + BUSY_TIMEOUT_S
         while True:
             try:
-                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute(f"PRAGMA journal_mode={mode}")
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
@@ -620,12 +636,13 @@ class _Stamp:
 
     @classmethod
     def of(cls, path: Path) -> _Stamp | None:
-        """Return the state; None if the file has a write-ahead log, which it has while it is open, or is missing."""
+        """Return the state; None if the file is missing, or somebody may have it open: it has a write-ahead log while
+        it is open, and a rollback journal always."""
         try:
             status = path.stat()
         except FileNotFoundError:
             return None
-        if os.path.lexists(f"{path}-wal"):
+        if any(os.path.lexists(f"{path}{suffix}") for suffix in LOGS):
             return None
         return cls(status.st_mtime_ns, status.st_size, status.st_ino)
 
@@ -639,7 +656,7 @@ def connect_readonly(path: Path) -> tuple[sqlite3.Connection, _Stamp | None]:
     uri = f"{path.resolve().as_uri()}?mode=ro"
     stamp = _Stamp.of(path)
     if stamp is not None:
-        # Without a write-ahead log nobody has it open. An ordinary reader would leave an empty log behind, or fail
+        # Without a log nobody has it open. An ordinary reader would leave an empty log behind, or fail
         # where it may not create one.
         return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None), stamp
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
@@ -654,11 +671,12 @@ def connect_readonly(path: Path) -> tuple[sqlite3.Connection, _Stamp | None]:
 
 
 def _read_copy(path: Path) -> sqlite3.Connection:
-    """Return a copy in memory of a database whose log was left behind without its index, in a read-only folder."""
+    """Return a copy in memory of a database whose log was left behind in a read-only folder."""
     memory = sqlite3.connect(":memory:", isolation_level=None)
     with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
-        for name in (path.name, f"{path.name}-wal"):
-            shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
+        for name in (path.name, *(f"{path.name}{suffix}" for suffix in LOGS)):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
         with contextlib.closing(sqlite3.connect(f"{scratch}/{path.name}")) as source:
             source.backup(memory)
     return memory

@@ -17,7 +17,7 @@ from looplab.ledger.catalogue import LedgerMovedEvent
 from looplab.ledger.ledger import Ledger
 from looplab.runs.names import random_suffix
 
-SUFFIXES = ("-wal", "-shm")
+SUFFIXES = ("-wal", "-shm", "-journal")
 
 
 def move_ledger(lab: Path, source: Path, target: Path) -> None:

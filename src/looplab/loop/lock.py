@@ -3,6 +3,10 @@
 The engine holds an exclusive lock on `<study>.lock` next to the ledger, and a shared lock on that folder itself, at an
 offset that is specific to the study. If the file is deleted, the next engine still sees the second lock. A check for a
 running engine takes no lock.
+
+Some network disks keep locks from other hosts. There the holder also touches the file every few seconds: while it does,
+engines of other hosts are refused, whatever their own lock says. Ages are compared with those of a new file, which has
+the time of the same file server.
 """
 
 from __future__ import annotations
@@ -13,19 +17,27 @@ import fcntl
 import os
 import stat
 import struct
+import tempfile
 import time
 import zlib
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 
+from looplab.config.disk import network_disk
 from looplab.config.state import state_folder
 from looplab.errors import BusyError, LabError
 from looplab.launch.supervisor import FLOCK, hold, is_held
-from looplab.runs.disk import refuse_network_disk
 from looplab.untrusted import UntrustedError, open_descriptor
 
 INHERITED_S = 5.0
 """Seconds to wait for a lock whose holder is dead: a forked child shares the lock until it calls exec."""
+
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+TOUCH_S = 5.0
+"""Seconds between two signs of life of a holder on a network disk."""
+SILENT_S = 30.0
+"""Seconds without a sign of life after which a holder on another host is dead."""
 
 
 def _lock(descriptor: int) -> bool:
@@ -33,7 +45,7 @@ def _lock(descriptor: int) -> bool:
     request = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
-    except (BlockingIOError, PermissionError):
+    except BlockingIOError:  # any other error says that this disk cannot lock
         return False
     return True
 
@@ -46,20 +58,34 @@ def _leads_to(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _read_pid(descriptor: int) -> str:
-    """Return the pid in the lock file as text; may be empty."""
-    return os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+def _read_holder(descriptor: int) -> tuple[str, str]:
+    """Return pid and host in the lock file as text; either may be empty."""
+    pid, _, host = os.pread(descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
+    return pid, host
 
 
-def _is_gone(holder: str) -> bool:
-    """Whether the process whose pid is in the lock file no longer exists; False if that is unknown."""
+def _is_gone(pid: str) -> bool:
+    """Whether the process of this host whose pid is in the lock file no longer exists; False if that is unknown."""
     try:
-        os.kill(int(holder), 0)
+        os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
         return True
     except (ValueError, PermissionError):
         return False
     return False
+
+
+def _lives_elsewhere(descriptor: int, folder: Path) -> bool:
+    """Whether the lock file names a holder on another host that has shown a sign of life lately."""
+    _, host = _read_holder(descriptor)
+    if host in ("", os.uname().nodename) or network_disk(folder) is None:
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder) as new:
+            now = os.fstat(new.fileno()).st_mtime
+    except OSError:  # the folder may be read-only for us
+        now = time.time()
+    return now - os.fstat(descriptor).st_mtime < SILENT_S
 
 
 class StudyLock:
@@ -74,13 +100,14 @@ class StudyLock:
         self._path = state_folder(lab) / f"{study}.lock"
         self._study = study
         self._descriptor = self._folder = -1
+        self._closing: Event | None = None  # of the thread that touches the file, on a network disk
+        self._toucher: Thread | None = None
 
     def __enter__(self) -> StudyLock:
         place = _place_of(self._study)
         try:
             with contextlib.suppress(FileExistsError):
                 self._path.parent.mkdir()  # without parents, so that a lab that was moved away is not recreated
-            refuse_network_disk(self._path.parent)
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             while not _leads_to(self._path, self._descriptor):  # retry if the file was deleted before it was locked
                 self._close_file()
@@ -89,21 +116,35 @@ class StudyLock:
                 if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                     raise OSError(errno.EINVAL, "it is not a file")
                 deadline = time.monotonic() + INHERITED_S
-                while not _lock(self._descriptor) or is_held(self._folder, place, 1):
-                    holder = _read_pid(self._descriptor) or "unknown"
-                    if not _is_gone(holder) or time.monotonic() > deadline:
+                while (
+                    not _lock(self._descriptor)
+                    or is_held(self._folder, place, 1)
+                    or _lives_elsewhere(self._descriptor, self._path.parent)
+                ):
+                    pid, host = _read_holder(self._descriptor)
+                    is_here = host in ("", os.uname().nodename)
+                    if not (is_here and _is_gone(pid)) or time.monotonic() > deadline:
+                        where = f"pid {pid or 'unknown'}" + ("" if is_here else f" on host {host}")
                         raise BusyError(
-                            f"study {self._study!r} has an engine already (pid {holder})",
-                            hint="see it with `looplab attach`, end it with `looplab stop`",
+                            f"study {self._study!r} has an engine already ({where})",
+                            hint="see it with `looplab attach`, end it with `looplab stop`"
+                            + ("" if is_here else f"; if that host is gone, try again in {SILENT_S:g} s"),
                         )
                     time.sleep(0.005)
             hold(self._folder, place, 1)
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+            os.pwrite(self._descriptor, f"{os.getpid()} {os.uname().nodename}".encode(), 0)
+            if network_disk(self._path.parent) is not None:
+                self._closing = Event()
+                self._toucher = Thread(target=self._touch, args=(self._closing,), name="looplab-lock", daemon=True)
+                self._toucher.start()
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
                 hint = "" if os.path.isfile(self._path) else "remove what is there: looplab creates the file"
+                if error.errno in NO_LOCKS:
+                    hint = "this disk has no locks (Lustre needs the mount option flock): keep the ledger on a local "
+                    hint += "disk, with `state_dir` in lab.yaml or LOOPLAB_STATE_DIR"
                 raise LabError(f"cannot lock the study: {error.strerror}", file=self._path, hint=hint) from error
             raise
         return self
@@ -113,12 +154,23 @@ class StudyLock:
     ) -> None:
         self._close()
 
+    def _touch(self, closing: Event) -> None:
+        while not closing.wait(TOUCH_S):
+            with contextlib.suppress(OSError):  # a server that is away for a moment
+                os.utime(self._descriptor)
+
     def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
     def _close(self) -> None:
+        if self._closing is not None and self._toucher is not None:
+            self._closing.set()
+            self._toucher.join()
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)  # other hosts need not wait
+            self._closing = self._toucher = None
         self._close_file()
         if self._folder >= 0:
             os.close(self._folder)
@@ -147,9 +199,9 @@ def engine_pid(lab: Path, study: str) -> int | None:
         return 0 if running else None
     try:
         # Check the file as well: not every file system supports locks on folders.
-        if not running and not is_held(descriptor):
+        if not running and not is_held(descriptor) and not _lives_elsewhere(descriptor, folder):
             return None
-        text = _read_pid(descriptor)
-        return int(text) if text.isdigit() else 0
+        pid, host = _read_holder(descriptor)
+        return int(pid) if pid.isdigit() and host in ("", os.uname().nodename) else 0
     finally:
         os.close(descriptor)

@@ -6,15 +6,12 @@ import ctypes
 import os
 from pathlib import Path
 
-from looplab.errors import LabError
-
-ALLOW = "LOOPLAB_ALLOW_NETWORK_DISK"
 NETWORK = {
     0x6969: "NFS", 0x517B: "SMB", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x65735546: "FUSE", 0x01021997: "9p",
     0x00C36400: "Ceph", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x19830326: "BeeGFS", 0x5346414F: "AFS",
     0x7461636F: "OCFS2", 0x01161970: "GFS2", 0x73757245: "Coda", 0x786F4256: "vboxsf", 0xAAD7AAEA: "PanFS",
 }  # fmt: skip
-"""`f_type` of file systems on which locks and shared memory may not work across hosts."""
+"""`f_type` of file systems that several hosts may share: memory maps are not, and locks may not be."""
 
 
 def filesystem_type(folder: Path) -> int:
@@ -35,14 +32,3 @@ def network_disk(folder: Path) -> str | None:
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def refuse_network_disk(folder: Path) -> None:
-    """Raise LabError if a ledger in this folder could be damaged: SQLite's log needs shared memory and locks."""
-    kind = network_disk(folder)
-    if kind is not None and os.environ.get(ALLOW) != "1":
-        raise LabError(
-            f"{folder} is on a network disk ({kind}), where the ledger can be damaged and two engines can run at once",
-            hint="keep the ledger on a local disk: `state_dir: /local/folder` in lab.yaml, or the variable "
-            f"LOOPLAB_STATE_DIR; or set {ALLOW}=1 if only one host ever uses it",
-        )

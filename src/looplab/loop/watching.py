@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -31,7 +32,11 @@ WATCHED = "watch: "
 """Start of the reason of a stop by a watch rule."""
 GAUGE_S = 0.5
 WATCH_S = 0.2
-"""Seconds between two readings of a run's metrics: longer if only people look at them."""
+"""Seconds between two readings of a run's metrics: longer if only people look at them, and if there are many runs."""
+READING_SHARE = 0.35
+"""Share of one core that reading may use; the time between two readings is stretched accordingly."""
+READING_COST_S = 1e-4
+"""Assumed CPU time of one reading before any was measured."""
 ALERT_S = 15.0
 """Seconds to wait for each pending alert when the engine ends."""
 
@@ -182,32 +187,46 @@ class LiveMetrics:
         self._outputs = outputs
         self._monitor = monitor
         self._tell = tell
-        self._unread = False  # whether the time for reading was used up
+        self._due: list[tuple[float, str]] = []  # a heap of runs and when each is read next (`time.monotonic()`)
+        self._queued: set[str] = set()  # the runs in that heap
+        self._cost_s = READING_COST_S  # CPU time of one reading: a moving average
+
+    @property
+    def period(self) -> float:
+        """Seconds between two readings of the same run."""
+        shortest = GAUGE_S if self._monitor is None else WATCH_S
+        return max(shortest, len(self._queued) * self._cost_s / READING_SHARE)
 
     def poll(
         self, running: Mapping[str, RunRow], adopted: Collection[str], portion_s: float, budget_used: str | None
     ) -> list[tuple[RunRow, Alarm]]:
         """Read what is due, for about `portion_s` seconds; return the alarms of the watch rules."""
         now = time.monotonic()
-        every = GAUGE_S if self._monitor is None else WATCH_S
+        for run_id in running.keys() - self._queued:
+            if running[run_id].started is not None or run_id in adopted:  # else it has just started
+                self._queued.add(run_id)
+                heapq.heappush(self._due, (now + self.period, run_id))
         alarms: list[tuple[RunRow, Alarm]] = []
-        runs = list(running.items())
-        if self._unread:  # first those that had no turn last time
-            runs.sort(key=lambda item: metrics.polled if (metrics := self.of_run.get(item[0])) else 0.0)
-        self._unread = False
-        for run_id, run in runs:
-            if run.started is None and run_id not in adopted:
-                continue  # it has just started
+        spent = time.thread_time()
+        while self._due and self._due[0][0] <= now:
+            run_id = self._due[0][1]
+            run = running.get(run_id)
+            if run is None:  # it has ended
+                heapq.heappop(self._due)
+                self._queued.discard(run_id)
+                continue
             metrics = self.of_run.get(run_id)
             if metrics is None:
-                metrics = self.of_run[run_id] = RunMetrics(self._study, self._outputs / run_id, polled=now)
-            if now - metrics.polled > every:
-                batch = metrics.poll(until=now + portion_s)
-                if self._monitor is not None:
-                    alarms += [(run, alarm) for alarm in self._look(self._monitor, run, metrics, batch, budget_used)]
-                if time.monotonic() > now + portion_s:
-                    self._unread = True
-                    break
+                metrics = self.of_run[run_id] = RunMetrics(self._study, self._outputs / run_id)
+            batch = metrics.poll(until=now + portion_s)
+            if self._monitor is not None:
+                alarms += [(run, alarm) for alarm in self._look(self._monitor, run, metrics, batch, budget_used)]
+            before, spent = spent, time.thread_time()
+            self._cost_s += 0.01 * (spent - before - self._cost_s)
+            read = time.monotonic()
+            heapq.heapreplace(self._due, (read + self.period, run_id))
+            if read > now + portion_s:
+                break  # the others are first next time
         return alarms
 
     def _look(

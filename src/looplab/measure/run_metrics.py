@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ class RunMetrics:
     run_dir: Path
     reader: Reader = field(init=False)
     summariser: Summariser = field(init=False)
-    polled: float = 0.0
-    """Time of the last poll (`time.monotonic()`)."""
     rest: Batch = field(default_factory=dict)
     """The points that were read after the run had ended."""
     grown: float = field(default_factory=clock.now)
@@ -66,7 +63,6 @@ class RunMetrics:
             self.failed = describe(error)
         if batch:
             self.grown = clock.now()
-        self.polled = time.monotonic()
         return batch
 
     def _add(self, batch: Batch) -> None:

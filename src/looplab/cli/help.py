@@ -90,5 +90,16 @@ class GroupedCommands(TyperGroup):
 def add_examples(app: typer.Typer) -> None:
     """Put the example of each command below its help."""
     for info in app.registered_commands:
-        name = info.name or (info.callback.__name__ if info.callback else "")
-        info.epilog = f"Example: {EXAMPLES[name]}"
+        info.epilog = f"Example: {EXAMPLES[_name_of(info)]}"
+
+
+def keep_only(app: typer.Typer, name: str) -> None:
+    """Drop all commands but this one, if there is one of this name: building the parsers of all takes longer than most
+    commands."""
+    app.registered_commands = [info for info in app.registered_commands if _name_of(info) == name] or (
+        app.registered_commands
+    )
+
+
+def _name_of(info: Any) -> str:
+    return info.name or (info.callback.__name__ if info.callback else "")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig, find_lab, load_lab
+from looplab.config.lab import ITERATE_FILE, LAB_FILE, LabConfig, StudyConfig, find_lab, load_lab
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
@@ -46,13 +46,11 @@ def find_study(lab: LabConfig, name: str | None) -> StudyConfig:
 
 def open_record(folder: Path | None) -> LabConfig:
     """Return the lab of a command that needs only the record; it may have versions and no lab.yaml."""
-    from looplab.iterate.settings import FILE
-
     start = (folder or Path.cwd()).resolve()
     for parent in (start, *start.parents):
         if (parent / LAB_FILE).exists():
             break
-        if (parent / FILE).exists():
+        if (parent / ITERATE_FILE).exists():
             return LabConfig(parent, {})
     return open_lab(folder)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from looplab import signals
 from looplab.agents.account import Account
@@ -27,15 +27,15 @@ from looplab.ledger.versions import read_versions
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
-from looplab.measure.run_metrics import tie_break_value
 from looplab.pipeline.overview import pipelines_of
-from looplab.report.facts import ARGUMENTS, alarms_of, describe_calls, unusable_calls
-from looplab.report.judged import ReplicatedConfig, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_folder, run_folders, study_folder
 from looplab.runs.logs import LogStream, seek_last_lines
 from looplab.untrusted import UntrustedError, open_regular
+
+if TYPE_CHECKING:  # slow imports, which most calls of `status` do not need
+    from looplab.report.judged import Judged, ReplicatedConfig
 
 LATEST = 8
 """Runs in the table of `status`, and unusable agent calls in its JSON."""
@@ -203,8 +203,10 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
         facts["not_comparable"] = len(record.not_comparable())
     best = record.best()
     if then is not None and best is not None:
+        from looplab.measure.run_metrics import tie_break_value
+
         facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.name) / best.id)
-    judged = judged_now(study, record)
+    judged = _judged(study, record)
     running = record.runs(state="running")
     move = find_move(lab)
     return {
@@ -212,7 +214,7 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
         "judge": {**asdict(judged), "headline": judged.headline, "standing": judged.standing} if judged else None,
         "engine": engine_pid(lab, study.name),
         "counts": record.counts(),
-        "alarms": alarms_of(record, judged),
+        "alarms": _alarms(record, judged),
         "configured": [
             {"seq": one.seq, "at": one.at, "hash": one.hash, "changes": one.describe()}
             for one in record.configurations()
@@ -229,6 +231,22 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
     }
 
 
+def _judged(study: StudyConfig, record: StudyLedger) -> Judged | None:
+    if study.judge is None:
+        return None
+    from looplab.report.judged import judged_now
+
+    return judged_now(study, record)
+
+
+def _alarms(record: StudyLedger, judged: Judged | None) -> tuple[str, ...]:
+    if judged is None and not record.alarms():
+        return ()
+    from looplab.report.facts import alarms_of
+
+    return alarms_of(record, judged)
+
+
 def _agent_account(record: StudyLedger) -> Account:
     """Cost of the study's agents so far."""
     if not record.agent_calls():
@@ -241,6 +259,10 @@ def _agent_account(record: StudyLedger) -> Account:
 def _agent_calls(record: StudyLedger) -> dict[str, Any]:
     """Number of agent calls, and the latest ones without a usable answer."""
     calls = record.agent_calls()
+    if not calls:
+        return {"calls": 0, "unusable": [], "summary": ""}
+    from looplab.report.facts import describe_calls, unusable_calls
+
     unusable = unusable_calls(calls)
     summary = describe_calls(calls, unusable) if unusable else ""
     return {"calls": len(calls), "unusable": [asdict(one) for one in unusable[-LATEST:]], "summary": summary}
@@ -266,6 +288,9 @@ def _repeats(run: RunRow) -> str:
 def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> None:
     context = open_context(folder, name, reading=True)
     run = context.record.run(run_name)
+    from looplab.report.facts import ARGUMENTS
+    from looplab.report.judged import watched
+
     run_dir = context.outputs / run.id
     summary = run_folder.read_json(run_dir, "summary.json") if run.state == "ended" else {}
     changes = run_folder.read_json(run_dir, "config_diff.json")
@@ -308,6 +333,8 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
 
 def _point_of(record: StudyLedger, run: RunRow) -> ReplicatedConfig | None:
     """Return the config, with its replicates, that the run belongs to."""
+    from looplab.report.judged import points
+
     found = points(record.runs()).values()
     return next((point for point in found if any(one.id == run.id for one in (*point.runs, *point.copies))), None)
 
@@ -393,6 +420,8 @@ def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> N
             arguments.append(shlex.join(map(str, extra)) or None)
     changes = paths.diff(*sides)
     if arguments[0] != arguments[1]:
+        from looplab.report.facts import ARGUMENTS
+
         sides_of = zip(("old", "new"), arguments, strict=True)
         changes[ARGUMENTS] = {name: text for name, text in sides_of if text is not None}
     if json:

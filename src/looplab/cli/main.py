@@ -59,9 +59,12 @@ def main() -> None:
     output.open_closed_streams()
     output.accept_any_text()
     from looplab.cli.app import app
+    from looplab.cli.help import keep_only
     from looplab.errors import LabError
 
     argv = expand_argv(sys.argv[1:])
+    if argv and "_LOOPLAB_COMPLETE" not in os.environ:
+        keep_only(app, argv[0])
     try:
         app(args=argv, standalone_mode=True, prog_name="looplab")
     except LabError as error:

@@ -31,6 +31,8 @@ from looplab.errors import LabError
 from looplab.untrusted import real_path
 
 LAB_FILE = "lab.yaml"
+ITERATE_FILE = "iterate.yaml"
+"""Settings of `looplab iterate`; a lab may have this file alone."""
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 CONFIG_FLAGS = ("steps", "log-freq", "eval-freq")
 """Flags of `looplab run` that edit a key of every config."""

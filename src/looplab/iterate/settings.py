@@ -14,12 +14,12 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from looplab.agents.base import AgentSpec, Limits
 from looplab.agents.run import spec_of
 from looplab.config.files import read_document
-from looplab.config.lab import AgentProgram, Duration, Effect, InLab, Texts, TextsInLab, parse_effect
+from looplab.config.lab import ITERATE_FILE, AgentProgram, Duration, Effect, InLab, Texts, TextsInLab, parse_effect
 from looplab.config.validation import Section, check_section
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
-FILE = "iterate.yaml"
+FILE = ITERATE_FILE
 VARIABLES = {"python", "version", "number", "scratch", "result", "lab"}
 """Variables that commands may use in braces."""
 Setting = Literal["experiments", "logs", "binary", "approval_flags", "json_flags"]

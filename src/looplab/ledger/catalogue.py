@@ -9,7 +9,7 @@ default is None is left out while it is None. Events of older versions may lack 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from inspect import get_annotations
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from looplab.ledger.roles import Role
@@ -19,23 +19,32 @@ Hashes = Mapping[str, str]
 
 
 class EventData:
-    """The payload of an event."""
+    """The payload of an event.
 
-    __slots__ = ()
+    Not a dataclass: generating the methods of all kinds would take a tenth of the time of `looplab status`, and three
+    events are recorded for every run.
+    """
+
+    __slots__ = ("_data",)
     kind: ClassVar[str]
     is_clean: ClassVar[bool]
     """Whether it has no text from outside, or only text without secrets; others are searched for secrets."""
-    _required: ClassVar[tuple[str, ...]]
-    _optional: ClassVar[tuple[str, ...]]
+    _required: ClassVar[frozenset[str]]
+    _optional: ClassVar[frozenset[str]]
+
+    def __init__(self, **data: Any) -> None:
+        unknown = data.keys() - self._required
+        if len(data) - len(unknown) != len(self._required) or not unknown <= self._optional:
+            fields = ", ".join(sorted(unknown - self._optional | self._required - data.keys()))
+            raise TypeError(f"{type(self).__name__}: missing or unknown: {fields}")
+        for name in unknown:
+            if data[name] is None:
+                del data[name]
+        self._data = data
 
     def to_dict(self) -> dict[str, Any]:
         """Return the payload as it is recorded."""
-        data = {name: getattr(self, name) for name in self._required}
-        for name in self._optional:
-            value = getattr(self, name)
-            if value is not None:
-                data[name] = value
-        return data
+        return self._data
 
 
 CATALOGUE: dict[str, type[EventData]] = {}
@@ -48,10 +57,10 @@ def event(kind: str, *, clean: bool = False) -> Callable[[type[_E]], type[_E]]:
     """Make a class the definition of a kind of event."""
 
     def define(cls: type[_E]) -> type[_E]:
-        cls = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        names = frozenset(get_annotations(cls))
         cls.kind, cls.is_clean = kind, clean
-        cls._required = tuple(field.name for field in fields(cls) if field.default is MISSING)  # type: ignore[arg-type]
-        cls._optional = tuple(field.name for field in fields(cls) if field.default is not MISSING)  # type: ignore[arg-type]
+        cls._optional = names & cls.__dict__.keys()
+        cls._required = names - cls._optional
         assert kind not in CATALOGUE
         CATALOGUE[kind] = cls
         return cls

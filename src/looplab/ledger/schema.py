@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 5
+VERSION = 6
 
 JOURNALLED = "journal"
 """Key of `meta` that marks a ledger with a journal; a ledger of an older version gets both with its next event."""
@@ -49,6 +49,11 @@ CREATE TABLE IF NOT EXISTS versions (        -- of code, one row per attempt; se
     began REAL, ended REAL,
     PRIMARY KEY (version, attempt)
 );
+"""
+
+TOTALS = """
+CREATE INDEX IF NOT EXISTS runs_totals ON runs (study, status, role, devices, started, ended, state)
+    WHERE state = 'ended';                 -- all columns of the totals that `status` shows, so that it reads no rows
 """
 
 TABLES = f"""
@@ -137,7 +142,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_alarm ON events (study) WHERE kind = 'alarm';
 CREATE INDEX IF NOT EXISTS events_configured ON events (study) WHERE kind = 'study configured';
 CREATE INDEX IF NOT EXISTS events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
-{PIPELINES}"""
+{PIPELINES}{TOTALS}"""
 
 UPGRADES = {
     1: """
@@ -164,5 +169,6 @@ CREATE TABLE configs (hash TEXT PRIMARY KEY, body TEXT NOT NULL);
 ALTER TABLE studies RENAME COLUMN docket TO judge_state;
 """,
     4: PIPELINES,
+    5: TOTALS,
 }
 """SQL that upgrades the tables of a version to the next."""

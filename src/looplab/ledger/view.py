@@ -509,10 +509,14 @@ class StudyView:
 
     def counts(self) -> dict[str, int]:
         """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
-        sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
+        sql = (  # ended runs are counted in the index `runs_totals`, the others in `runs_open`
+            "SELECT state, status, role, count(*) FROM runs WHERE study=? AND state='ended' GROUP BY status, role"
+            " UNION ALL"
+            " SELECT state, status, role, count(*) FROM runs WHERE study=? AND state!='ended' GROUP BY state, role"
+        )
         counts: dict[str, int] = {}
-        for state, status, imported, number in self.ledger.rows(sql, (self.name,)):
-            name = Role.IMPORTED if imported else status if state == "ended" else state
+        for state, status, role, number in self.ledger.rows(sql, (self.name, self.name)):
+            name = role if role == Role.IMPORTED else status if state == "ended" else state
             counts[name] = counts.get(name, 0) + number
         return counts
 
@@ -613,11 +617,14 @@ class StudyView:
         wall = self.ledger.rows(
             "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.name,)
         )[0][0]
-        hours, imported = self.ledger.rows(  # where nothing was started, the term is NULL and is not summed
-            "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0,"
-            " coalesce(sum(role='imported'), 0) FROM runs WHERE study=?",
-            (clock.now(), self.name),
-        )[0]
+        # Where nothing was started, the term is NULL and is not summed.
+        sums = "SELECT sum(max(0, coalesce(ended, ?) - started) * devices), sum(role='imported') FROM runs"
+        totals = self.ledger.rows(
+            f"{sums} WHERE study=? AND state='ended' UNION ALL {sums} WHERE study=? AND state!='ended'",
+            (clock.now(), self.name) * 2,
+        )
+        hours = sum(seconds or 0 for seconds, _ in totals) / 3600
+        imported = sum(number or 0 for _, number in totals)
         return BudgetUsage(rounds, self._last_run() - imported, float(wall), float(hours))
 
     def shared_usage(self) -> BudgetUsage:

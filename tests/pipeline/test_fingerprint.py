@@ -27,7 +27,7 @@ def test_parts_of_a_config_are_named_by_prefixes() -> None:
     config = {"a": {"b": 1, "c": {"d": [2, 3]}}, "ab": 4, "e": {}}
     assert config_part(config, ["a.c", "e"]) == {"a.c.d.0": 2, "a.c.d.1": 3, "e": {}}
     assert config_part(config, ["a", "missing"]) == {"a.b": 1, "a.c.d.0": 2, "a.c.d.1": 3}
-    assert config_part(config, None, "a.b") == {"a.c.d.0": 2, "a.c.d.1": 3, "ab": 4, "e": {}}
+    assert config_part(config, None, ["a.b"]) == {"a.c.d.0": 2, "a.c.d.1": 3, "ab": 4, "e": {}}
 
 
 def test_the_hash_of_a_large_file_is_kept_until_the_file_changes(tmp_path: Path) -> None:

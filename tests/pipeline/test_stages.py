@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,14 +204,83 @@ def test_a_broken_entry_is_reported_in_the_log(toy: Any) -> None:
 
 def test_latest_does_not_point_at_a_run_with_an_incomplete_stage(toy: Any) -> None:
     toy(*ALL, run_id="old")
-    toy(*ALL, run_id="young")
-    assert toy.latest == "young"
     toy("mine", state="failed", run_id="young", edits=("mine.exit@set=1",))
     assert toy.latest == "old"
     (toy.root / "LATEST").write_text("young\n")  # as something else may have written it
     assert latest(toy.root).name == "old"
-    toy("mine", state="failed", run_id="old", edits=("mine.exit@set=1",))
-    assert latest(toy.root) is None
+
+
+def state_of(folder: Path) -> dict[str, str]:
+    """Return the outputs, manifests and config of a run, and LATEST."""
+    names = ("mine", "library", "memory", "tables", "stages", "config_resolved.json")
+    files = [path for name in names for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()]
+    kept = {str(path.relative_to(folder)): path.read_text() for path in files if path.name != "call.json"}
+    return kept | {"LATEST": (folder.parent / "LATEST").read_text()}
+
+
+@pytest.mark.parametrize("edit", ["mine.exit@set=1", "select.B@new='x'"])
+def test_a_stage_that_fails_leaves_what_was_finished(toy: Any, edit: str) -> None:
+    toy(*ALL, run_id="r")
+    before = state_of(toy.root / "r")
+    toy(edit.split(".")[0], state="failed", run_id="r", edits=(edit,))
+    assert state_of(toy.root / "r") == before
+    assert "the outputs of its last complete attempt are unchanged" in "".join(toy.said)
+
+
+def test_a_failed_attempt_is_resumed_from_what_it_wrote(toy: Any) -> None:
+    toy(*ALL, run_id="r")
+    for start in (0, 4, 4):
+        toy("mine", state="failed", run_id="r", edits=("mine.exit@set=1",))
+        assert f"mine begins at {start}\n" in "".join(toy.said)
+    assert (toy.root / "r" / "partial" / "mine" / "mine" / "rows.txt").exists()
+    assert toy(*ALL, run_id="r") == SKIPPED  # the first config again: nothing was lost
+    assert toy("mine", run_id="r", edits=("mine.n@set=5",)) == {"mine": "complete"}
+    assert not (toy.root / "r" / "partial" / "mine").exists()
+
+
+def test_replaced_outputs_are_kept(toy: Any) -> None:
+    toy(*ALL, run_id="r")
+    tables = [toy.table(toy.runs[0])]
+    for beta in (2, 3, 4):
+        toy("eval", run_id="r", edits=(f"eval.beta@set={beta}",))
+        tables.append(toy.table(toy.runs[0]))
+    kept = sorted((toy.root / "r" / "previous" / "eval").iterdir())
+    assert [path.name for path in kept] == ["2", "3"]
+    assert [(path / "tables" / "results.csv").read_text() for path in kept] == tables[1:3]
+
+
+def test_keys_that_a_stage_ignores_do_not_make_it_stale(toy: Any) -> None:
+    lab = json.loads((toy.folder / "lab.yaml").read_text())
+    lab["stages"]["mine"]["ignores"] = ["mine.sleep"]
+    (toy.folder / "lab.yaml").write_text(json.dumps(lab))
+    toy(*ALL, run_id="r")
+    assert toy(*ALL, run_id="r", edits=("mine.sleep@set=0.001",)) == SKIPPED
+    assert json.loads((toy.root / "r" / "config_resolved.json").read_text())["mine"]["sleep"] == 0.001
+
+
+RESOLVE = """\
+import json, sys
+
+config = json.load(open(sys.argv[1]))
+if unknown := set(config["eval"]) - {"beta", "artifact_run_dir", "gamma"}:
+    sys.exit(f"error: {sys.argv[1]}:3: unknown key eval.{unknown.pop()}")
+config["eval"].setdefault("gamma", 0.5)
+print(json.dumps(config))
+"""
+
+
+def test_a_config_is_checked_and_completed_before_anything_is_touched(toy: Any) -> None:
+    (toy.folder / "resolve.py").write_text(RESOLVE)
+    lab = json.loads((toy.folder / "lab.yaml").read_text())
+    lab["pipeline"]["resolve"] = ["{python}", "resolve.py", "{config}"]
+    (toy.folder / "lab.yaml").write_text(json.dumps(lab))
+    toy(*ALL, run_id="r")
+    assert json.loads((toy.root / "r" / "config_resolved.json").read_text())["eval"]["gamma"] == 0.5
+    before = state_of(toy.root / "r")
+    with pytest.raises(LabError, match=r"config.json \(with eval.betta@new=2\) was rejected: .*unknown key eval.betta"):
+        toy("eval", run_id="r", edits=("eval.betta@new=2",))
+    assert state_of(toy.root / "r") == before
+    assert toy(*ALL, run_id="r", edits=("eval.gamma@new=0.5",)) == SKIPPED  # the default, written out
 
 
 def test_the_next_stage_continues_after_a_failed_one(toy: Any) -> None:

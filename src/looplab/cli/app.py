@@ -169,6 +169,10 @@ def check(
         typer.Option("--fix", help="Mend what has changed since the lab was written; asks its scripts for `--help`."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the changes and write nothing.")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Check this config of a pipeline instead, as `stage` would use it.")
+    ] = None,
+    edit: Edits = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -184,6 +188,13 @@ def check(
 
     if dry_run and not fix:
         raise typer.BadParameter("--dry-run belongs to --fix", param_hint="--dry-run")
+    if edit and config is None:
+        raise typer.BadParameter("--edit belongs to --config", param_hint="--edit")
+    if config is not None:
+        from looplab.cli import staging
+
+        staging.check_config(lab, study, config, edit or [], json)
+        return
     mended = mending.fix(lab, study, dry_run=dry_run, json=json) if fix else None
     if not dry_run:
         editing.check(lab, study, cfgs, mode, json, mended=mended)

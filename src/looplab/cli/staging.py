@@ -105,6 +105,18 @@ def stage(
         sys.exit(INTERRUPTED if stop_request.drain else FAILED)
 
 
+def check_config(folder: Path | None, name: str | None, config: Path, edits: Sequence[str], json: bool) -> None:
+    """Show whether a config of the pipeline is valid; as JSON, the config with all defaults."""
+    lab, study = _open_study(folder, name)
+    plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), (), edits)
+    if json:
+        output.print_json({"config": plan.config, "checked": study.pipeline.resolve is not None})
+    elif study.pipeline.resolve is not None:
+        output.say(f"{config}: valid")
+    else:
+        output.say(f"{config}: readable; `pipeline.resolve` in lab.yaml names no program that could check it")
+
+
 def drive_one(stage_run: StageRun, executor: LocalExecutor, stop_request: StopRequest) -> None:
     """Run one pipeline here; bad input is reported before anything runs."""
     stage_run.slot = HERE

@@ -678,7 +678,10 @@ class Require(Section):
 
 
 STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-RESERVED_NAMES = ("stages", "logs", "config_resolved.json", "pipeline.json", "train.log", "process.json", "exit.json")
+RESERVED_NAMES = (
+    "stages", "logs", "previous", "partial", "config_resolved.json", "config_call.json", "pipeline.json", "train.log",
+    "process.json", "exit.json",
+)  # fmt: skip
 """Names that looplab itself writes in the run folder of a pipeline."""
 
 
@@ -709,6 +712,8 @@ class StageConfig(Section):
     """Stages whose outputs it uses."""
     reads: Texts | None = None
     """Sections of the config that it depends on; None: the whole config."""
+    ignores: Texts = Field(default_factory=list)
+    """Keys in these sections that do not change its result, such as the size of a batch."""
     code: TextsInLab = Field(default_factory=list)
     """Patterns of its source files."""
     files: Texts = Field(default_factory=list)
@@ -739,6 +744,11 @@ class PipelineConfig(Section):
     """Sections of the config that must be the same here and in that run."""
     env: dict[str, str] = Field(default_factory=dict)
     """For every stage."""
+    resolve: list[str] | None = Field(None, min_length=1)
+    """An argv ({python} {config} {lab} {study}) that checks a config and prints it with all defaults, as JSON. A config
+    that it rejects is not run."""
+    keep: int = Field(2, ge=0)
+    """How many earlier outputs of a stage that ran again are kept, in `previous/` of the run folder."""
 
 
 class SuiteConfig(Section):

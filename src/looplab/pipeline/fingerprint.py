@@ -80,9 +80,10 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def config_part(config: Mapping[str, Any], reads: Iterable[str] | None, without: str | None = None) -> dict[str, Any]:
-    """Return the leaves of the config below the prefixes in `reads` (None: all), except the key `without`."""
-    left_out = set(find(config, without)) if without else set()
+def config_part(config: Mapping[str, Any], reads: Iterable[str] | None, without: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the leaves of the config below the prefixes in `reads` (None: all), except those below `without`."""
+    ignored = {place for prefix in without if prefix for place in find(config, prefix)}
+    left_out = {at for at, _ in leaves(config) if any(at[: len(place)] == place for place in ignored)}
     if reads is None:
         return {show(at): value for at, value in leaves(config) if at not in left_out}
     part: dict[str, Any] = {}

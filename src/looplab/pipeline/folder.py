@@ -1,7 +1,9 @@
 """The run folder of a pipeline, and the LATEST pointer next to it.
 
     <root>/<run>/pipeline.json         when the run was created, and from which config
-    <root>/<run>/config_resolved.json  config of the last call
+    <root>/<run>/config_resolved.json  config of the last stage or call that is complete
+    <root>/<run>/config_call.json      config of a call that has not finished
+    <root>/<run>/previous, partial     outputs of other attempts: see kept.py
     <root>/<run>/logs/run.log          output of all stages
     <root>/<run>/stages/NAME.json      manifest of a complete stage: its fingerprint and its outputs
     <root>/<run>/stages/NAME.begun.json  a stage that started and is not complete
@@ -33,7 +35,7 @@ from looplab.runs.names import random_suffix
 from looplab.untrusted import load_json, open_own, read_bounded
 
 LATEST = "LATEST"
-CONFIG = "config_resolved.json"
+CONFIG, CALL_CONFIG = "config_resolved.json", "config_call.json"
 PROCESS_FILES = ("exit.json", "process.json", "train.log")
 """Files of the running stage, in order of removal. `train.log` goes last: it prevents a second start."""
 

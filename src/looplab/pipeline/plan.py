@@ -22,7 +22,17 @@ from looplab.launch.base import Slot
 from looplab.launch.command import VARIABLE, find_program, replace_variables
 from looplab.pipeline import fingerprint
 from looplab.pipeline.fingerprint import Hashes, Parts
-from looplab.pipeline.folder import CONFIG, RunFolder, latest, make_id, need_latest, read_record, runs_below
+from looplab.pipeline.folder import (
+    CALL_CONFIG,
+    CONFIG,
+    RunFolder,
+    latest,
+    make_id,
+    need_latest,
+    read_record,
+    runs_below,
+)
+from looplab.pipeline.resolve import resolve_config
 from looplab.runs.folder import study_folder
 from looplab.runs.names import check_name, inside
 
@@ -147,7 +157,7 @@ class PipelinePlan:
         before = {name: there.complete(name) for name, there in self.upstream(stage, run).items()}
         return {
             "do": {"call": about.command or about.entry},
-            "config": fingerprint.config_part(self.config, about.reads, self.run_id_key),
+            "config": fingerprint.config_part(self.config, about.reads, [*about.ignores, self.run_id_key or ""]),
             "code": fingerprint.code_part(
                 self.lab, [*about.code, *_entry_file(self.lab, about.entry)], self.hashes, f"{where}.code"
             ),
@@ -188,7 +198,7 @@ class PipelinePlan:
 
     def argv(self, stage: str, run: RunFolder, slot: Slot, more: Mapping[str, str] | None = None) -> list[str]:
         about = self.stages[stage]
-        config = str(run.path / CONFIG)
+        config = str(run.path / CALL_CONFIG)
         if about.entry is not None:
             return [sys.executable, "-m", "looplab.pipeline.call", about.entry, config, str(run.path)]
         return fill_argv(about.command or [], self, run, slot, {"config": config, "stage": stage}, f"stages.{stage}")
@@ -285,9 +295,10 @@ def make_plan(
     """Plan a call; if the config names another run's artifacts, resolve and check that run.
 
     Raises:
-        LabError: The artifacts are missing, incomplete or do not fit.
+        LabError: The config is rejected, or the artifacts are missing, incomplete or do not fit.
     """
     hashes = hashes or Hashes(lab.folder)
+    config = resolve_config(lab.folder, study, config, source, edits)
     plan = PipelinePlan(lab.folder, study, dict(config), source, tuple(called), tuple(edits), None, hashes)
     settings = study.pipeline
     places = find(config, settings.artifacts) if settings.artifacts else []
@@ -424,8 +435,8 @@ def _is_untouched(plan: PipelinePlan, run: RunFolder) -> bool:
     """Whether the run was created for this config and interrupted before its first stage started."""
     if any(run.complete(stage) or run.begun(stage) for stage in plan.stages):
         return False
-    config = read_record(run.path / CONFIG)
+    config, own = read_record(run.path / CONFIG), [plan.run_id_key or ""]
     return config is not None and same(
-        fingerprint.config_part(config, None, plan.run_id_key),
-        fingerprint.config_part(plan.config, None, plan.run_id_key),
+        fingerprint.config_part(config, None, own),
+        fingerprint.config_part(plan.config, None, own),
     )

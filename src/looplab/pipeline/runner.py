@@ -5,6 +5,8 @@ The process may be killed at any line, by kill -9 or a power cut. What makes tha
   finds it by the files in the run folder, attaches to it, and records how it ended.
 - `NAME.begun.json` is written before the stage starts, `NAME.json` only after it is complete. An incomplete attempt is
   resumed if its fingerprint is unchanged; otherwise its outputs are removed first.
+- A stage that runs again never deletes what is finished: see `kept.py`. If it fails, outputs, manifest, config and
+  LATEST are as before.
 - The ledger is written after the folder. What a killed call did not record is recorded by the next one.
 - `run.log` is a copy of `train.log`; its length since the start of the stage is the number of bytes copied so far.
 """
@@ -29,11 +31,12 @@ from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
 from looplab.ledger.pipelines import PipelineLedger
 from looplab.pipeline import fingerprint
-from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
+from looplab.pipeline.folder import CALL_CONFIG, CONFIG, LATEST, RunFolder, point_latest, unpoint_latest
+from looplab.pipeline.kept import KeptOutputs
 from looplab.pipeline.plan import PipelinePlan, fill_template, find_stage_program
 from looplab.runs import clock, tree
 from looplab.runs.clock import format_seconds
-from looplab.runs.folder import sweep
+from looplab.runs.folder import pointed, sweep
 from looplab.runs.logs import TAIL_LINES, read_tail
 from looplab.runs.redact import known_secrets, redact_argv, redact_data, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, append_own, open_regular
@@ -85,6 +88,8 @@ class StageRun:
     _adopted: bool = False
     _queue: deque[str] = field(default_factory=deque)
     _forced_since: float = 0.0
+    _was_latest: bool = False
+    _config: dict[str, Any] = field(default_factory=dict)
     _config_hash: str = ""
 
     # -- the call
@@ -124,13 +129,16 @@ class StageRun:
         sweep(folder)
         sweep(folder / "stages")
         call = {"stages": list(self.plan.called), "force": self.force}
-        last = self.run.call()
-        began = last["began"] if last and {**last, "began": 0} == {**call, "began": 0} else clock.now()
-        self.run.write("stages/call.json", {**call, "began": began})
+        last = self.run.call() or {}
+        began = last["began"] if {**call, "began": last.get("began")}.items() <= last.items() else clock.now()
+        self._was_latest = bool(last.get("was_latest")) or pointed(folder.parent, LATEST) == self.run.name
+        self.run.write("stages/call.json", {**call, "began": began, "was_latest": self._was_latest})
         self._forced_since = began if self.force else 0.0
-        config = self._resolved_config()
-        self._config_hash = hash_config(redact_data(config))
-        self.run.write(CONFIG, config)
+        self._config = self._resolved_config()
+        self._config_hash = hash_config(redact_data(self._config))
+        self.run.write(CALL_CONFIG, self._config)
+        if not (folder / CONFIG).exists():
+            self.run.write(CONFIG, self._config)
         self.run.describe(self.plan.study.name, self.plan.source, self.plan.edits)
 
     def _resolved_config(self) -> dict[str, Any]:
@@ -189,7 +197,9 @@ class StageRun:
             if self.state != "running":
                 return None
             self._queue.popleft()
+        self.run.write(CONFIG, self._config)
         self.run.remove("stages/call.json")
+        self.run.remove(CALL_CONFIG)
         if self.pointed:
             point_latest(self.run)
         self.state, self.stage = "complete", None
@@ -199,7 +209,8 @@ class StageRun:
         """Adopt, finish, skip or start a stage; return the executor's name for it if it is running."""
         parts = self.plan.parts(stage, self.run)
         digest = fingerprint.hash_parts(parts)
-        begun = self.run.begun(stage)
+        kept = self._kept(stage)
+        begun = self._settle(stage, kept, digest)
         self.stage = stage
         if begun is not None and begun["state"] == "running" and begun["fingerprint"] == digest:
             self._begun = begun
@@ -218,9 +229,13 @@ class StageRun:
             if self._record_end(stage, ended) is None:
                 return None  # it completed while no call was attached
             begun = self.run.begun(stage)
+        partial = kept.partial()
+        continues = begun is None and partial is not None and partial["fingerprint"] == digest
         made = self.run.complete(stage)
         self._note_earlier(made, begun)
         why = self._why_run(stage, made, begun, parts)
+        if why is not None and continues:
+            why = "resumed"
         if why is None:
             assert made is not None
             if (self.run.path / "stages" / f"{stage}.begun.json").exists():
@@ -229,9 +244,25 @@ class StageRun:
             self.say(f"{stage}: skipped, complete and unchanged (took {format_seconds(made['seconds'])})")
             return None
         resume = begun is not None and begun["fingerprint"] == digest and begun["state"] != "clearing"
-        self._begin(stage, parts, digest, why, resume=resume)
+        self._begin(stage, parts, digest, why, resume=resume or continues)
         self._start(stage, executor)
         return self._executor_name(stage, self._begun)
+
+    def _kept(self, stage: str) -> KeptOutputs:
+        return KeptOutputs(self.run, stage, self.plan.stages[stage].outputs)
+
+    def _settle(self, stage: str, kept: KeptOutputs, digest: str) -> dict[str, Any] | None:
+        """Return the record of an attempt that is not complete and that this call continues.
+
+        Any other one that had replaced complete outputs is over: those are restored.
+        """
+        begun = self.run.begun(stage)
+        if begun is None or begun.get("previous") is None:
+            return begun
+        if begun["state"] == "running" and begun["fingerprint"] == digest:
+            return begun
+        kept.restore(begun["previous"], None if begun["state"] == "clearing" else begun)
+        return None
 
     def _why_run(
         self, stage: str, made: dict[str, Any] | None, begun: dict[str, Any] | None, parts: fingerprint.Parts
@@ -251,12 +282,13 @@ class StageRun:
         return "rerun: --force" if made["ended"] < self._forced_since else None
 
     def _begin(self, stage: str, parts: fingerprint.Parts, digest: str, why: str, *, resume: bool) -> None:
-        run = self.run
-        before = read_record(run.path / "stages" / f"{stage}.begun.json") or run.complete(stage) or {"attempt": 0}
+        run, kept, made = self.run, self._kept(stage), self.run.complete(stage)
+        before = run.begun(stage) or made or {"attempt": 0}
         begun = {
             "stage": stage,
-            "attempt": before["attempt"] + 1,
+            "attempt": max(before["attempt"], (kept.partial() or before)["attempt"]) + 1,
             "state": "clearing",
+            "previous": made["attempt"] if made is not None else before.get("previous"),
             "fingerprint": digest,
             "config": self._config_hash,
             "parts": parts,
@@ -267,17 +299,23 @@ class StageRun:
         }
         if self.pointed:
             unpoint_latest(run)
-        if not resume:
+        if made is not None:
+            run.write(f"stages/{stage}.begun.json", begun)
+            kept.set_aside(made["attempt"])
+            if resume:
+                kept.use_partial()
+        elif not resume:
             # Files that existed before the first attempt are not outputs of the stage.
             begun["clears"] = before["clears"] if before.get("state") == "clearing" else before["attempt"] > 0
             run.write(f"stages/{stage}.begun.json", begun)
-            run.remove(f"stages/{stage}.json")
             if begun["clears"]:
                 self._clear_outputs(stage)
         run.clear_process()
         log_at = self._stamp(f"{stage} starts ({why}), attempt {begun['attempt']}")
         self._begun = {**begun, "state": "running", "log_at": log_at}
         run.write(f"stages/{stage}.begun.json", self._begun)
+        if made is not None and resume:
+            kept.drop_partial()
         self._note(self._begun)
         self.since = begun["began"]
         self.say(f"{stage}: starts ({why})")
@@ -305,11 +343,12 @@ class StageRun:
             **(slot_environment(self.slot) if self.slot is not HERE else {}),
             "LOOPLAB_STAGE": stage,
             "LOOPLAB_RUN_ID": run.name,
-            "LOOPLAB_CONFIG": str(run.path / CONFIG),
+            "LOOPLAB_CONFIG": str(run.path / CALL_CONFIG),
             "LOOPLAB_METRICS": os.environ.get("LOOPLAB_METRICS") or str(run.path / "metrics.jsonl"),
             "LOOPLAB_STUDY": plan.study.name,
             "LOOPLAB_LAB": str(plan.lab),
             "LOOPLAB_RESUME": "1" if self._begun["resume"] else "",
+            "LOOPLAB_PREVIOUS": self._previous_folder(stage),
             **settings,
         }
         program = find_stage_program(argv[0], plan.lab, env, f"stages.{stage}.command")
@@ -320,6 +359,11 @@ class StageRun:
                 about.timeout, about.grace,
             )
         )  # fmt: skip
+
+    def _previous_folder(self, stage: str) -> str:
+        """Return the folder with the outputs that a running stage replaces; empty if there are none."""
+        attempt = self._begun.get("previous")
+        return "" if attempt is None else str(self._kept(stage).previous_folder(attempt))
 
     def _executor_name(self, stage: str, begun: dict[str, Any]) -> str:
         return f"{self.name}:{stage}:{begun['attempt']}"
@@ -376,6 +420,7 @@ class StageRun:
                 "outputs_digest": digest,
             }
             run.write(f"stages/{stage}.json", record)
+            run.write(CONFIG, self._config)
         else:
             outcome_word = {"stop": "stopped", "lost": "lost"}.get(outcome.reason or "", "failed")
             record = {**begun, **_ending(outcome_word, why, ended, round(seconds, 3))}
@@ -384,12 +429,26 @@ class StageRun:
         self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {format_seconds(seconds)}")
         scrub_file(run.log, known_secrets())
         self._clean_up(stage)
+        self._settle_outputs(stage, record if why is not None else None)
         if why is None:
             self.done.append(StageResult(stage, "complete", begun["why"], seconds))
             self.say(f"{stage}: complete in {format_seconds(seconds)}")
         else:
             self.say(f"{stage}: not complete: {why}")
         return why
+
+    def _settle_outputs(self, stage: str, failed: dict[str, Any] | None) -> None:
+        """Restore what a failed attempt had replaced, or forget what a complete one has replaced long ago."""
+        kept = self._kept(stage)
+        if failed is None:
+            kept.drop_partial()
+            kept.prune(self.plan.study.pipeline.keep)
+        elif failed.get("previous") is not None:
+            kept.restore(failed["previous"], failed)
+            if self.pointed and self._was_latest and not any(done.how == "complete" for done in self.done):
+                point_latest(self.run)
+            self.say(f"{stage}: the outputs of its last complete attempt are unchanged; what this one wrote is in "
+                     f"{self.run.path / 'partial' / stage}, and the same call continues there")  # fmt: skip
 
     def _note(self, record: Mapping[str, Any]) -> None:
         """Record a stage in the ledger as its file says. A ledger that cannot be written does not stop the stage."""

@@ -78,6 +78,26 @@ def remove(root: Path, name: str | PurePath) -> None:
         return
 
 
+def exists(root: Path, name: str | PurePath) -> bool:
+    """Return whether there is a file, a link or a folder of this name."""
+    try:
+        with open_parent(root, name) as (parent, last):
+            os.lstat(last, dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def move(root: Path, name: str | PurePath, target: str | PurePath) -> None:
+    """Rename within a folder, creating missing folders; what was at the target is removed. Do nothing if `name` does
+    not exist."""
+    if not exists(root, name):
+        return
+    remove(root, target)
+    with open_parent(root, name) as (parent, last), open_parent(root, target, create=True) as (into, new):
+        os.rename(last, new, src_dir_fd=parent, dst_dir_fd=into)
+
+
 def make_writable(root: Path, name: str | PurePath) -> None:
     """Give the owner all permissions on a folder and all folders in it."""
     with contextlib.suppress(FileNotFoundError), open_parent(root, name) as (parent, last):

@@ -1,12 +1,14 @@
 """Episodic steering memory: mine steering vectors from correct and incorrect answers, retrieve them, steer, test.
 
-    python run.py mine --config configs/debug.yaml --run-dir outputs/debug/first      (then select, memory, eval)
-    python run.py case --config configs/debug.yaml --run-dir outputs/debug/first --example-ids 0,6
-    python run.py tune --config configs/tiny.yaml --run-dir outputs/try             (dev only; `looplab run` starts it)
+    python run.py --config configs/debug.yaml mine                  (then select, memory, eval: `looplab stage`)
+    python run.py --config configs/suite_tiny.yaml suite --gpus "0,1"                        (`looplab suite`)
+    python run.py --config configs/debug.yaml --run-id RUN case --example-ids 0,6            (`looplab case`)
+    python run.py check --config configs/debug.yaml                 (the config with all defaults)
     python run.py demo
     python run.py fetch-model models/smollm2
 
-`looplab stage` runs the same stages and tracks which are complete or stale.
+With --run-dir FOLDER, a stage runs here and now, in that folder; looplab starts it so, and `run.py tune` as well.
+Without it, looplab keeps track of which stages are complete, which are stale, and in which run folder.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -54,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--max-new-tokens", type=int, help="override decode.max_new_tokens")
     case.add_argument("--methods", default="greedy,esm", help="greedy, esm, no_memory, no_probing …")
     case.add_argument("--tag", default="case", help="prefix of the file names")
+    check = commands.add_parser("check", help="check a config and print it with all defaults")
+    check.add_argument("--config", type=Path, required=True, help="a file in configs/")
     demo = commands.add_parser("demo", help="run the whole method on two small tasks: one it can fix, one it cannot")
     demo.add_argument("--run-dir", type=Path, help="folder to keep the files in")
     demo.add_argument("--backend", choices=("transformers", "toy"), default="transformers")
@@ -63,10 +68,36 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+HANDED_OVER = {"mine": "stage", "select": "stage", "memory": "stage", "eval": "stage", "suite": "suite", "case": "case"}
+"""Commands that looplab runs unless a run folder is given, and looplab's name for each."""
+
+
+def hand_over(words: Sequence[str]) -> list[str] | None:
+    """Return the arguments of looplab for `[--config C] [--run-id R] COMMAND …`; None if run.py does it itself."""
+    before, after, command = [], list(words), None
+    while after and command is None:
+        word = after.pop(0)
+        if word in HANDED_OVER:
+            command = word
+        elif word.startswith("--") and "=" not in word and after:
+            before += [word, after.pop(0)]
+        else:
+            before.append(word)
+    if command is None or {"--run-dir", "-h", "--help"} & {word.partition("=")[0] for word in words}:
+        return None
+    stages = [command] if HANDED_OVER[command] == "stage" else []
+    return [HANDED_OVER[command], *before, *after, *stages, "--lab", str(HERE)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if (handed := hand_over(words)) is not None:
+        return subprocess.run([sys.executable, "-m", "looplab", *handed]).returncode
+    args = parser().parse_args(words)
     try:
-        if args.command == "demo":
+        if args.command == "check":
+            log(json.dumps(stages.check(args.config)))
+        elif args.command == "demo":
             stages.demo(HERE / "model", args.backend, args.run_dir, args.quick)
         elif args.command == "fetch-model":
             stages.fetch(args.target)

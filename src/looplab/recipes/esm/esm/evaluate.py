@@ -145,6 +145,10 @@ def run(
             _reuse_answers(
                 examples, done[method], folders[method], run_dir / "eval" / method.tag(t_max), fingerprints[method]
             )
+    if replaced := os.environ.get("LOOPLAB_PREVIOUS"):  # a larger evaluation extends the one that it replaces
+        for method in methods:
+            other = Path(replaced) / "eval" / method.tag(t_max, prefix)
+            _reuse_answers(examples, done[method], folders[method], other, fingerprints[method])
     if split == "test":
         complete = all(example.id in rows for rows in done.values() for example in examples)
         report.test_reads = _count_test_read(settings, fingerprint, run_dir, complete, log)

@@ -22,6 +22,11 @@ TUNE_FRACTION = 0.5
 questions is the noise that a difference must exceed."""
 
 
+def check(config: Path) -> dict[str, Any]:
+    """Return a config with all defaults; LabError if it is not valid."""
+    return load(config).plain()
+
+
 def _settings(config: Path, run_dir: Path, log: Log) -> EsmSettings:
     settings = load(config)
     for note in settings.notes:

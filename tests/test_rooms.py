@@ -10,8 +10,8 @@ import looplab
 
 ROOT = Path(looplab.__file__).parent
 ROOMS = (
-    "config", "guard", "runs", "ledger", "launch", "measure", "watch", "judge", "agents", "decide", "report", "loop",
-    "iterate", "pipeline", "onboard", "api", "testing", "cli",
+    "config", "guard", "runs", "ledger", "launch", "measure", "watch", "judge", "agents", "decide", "report", "ui",
+    "loop", "iterate", "pipeline", "onboard", "api", "testing", "cli",
 )  # fmt: skip
 WING = {"trainkit": {"trainkit"}, "rl": {"trainkit", "rl"}, "recipes": {"trainkit", "rl", "recipes"}}
 TRAINS_ITSELF = {"api": {"trainkit"}}

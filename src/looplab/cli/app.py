@@ -635,6 +635,36 @@ def remeasure(
 
 
 @app.command()
+def ui(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 0,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    allow_control: Annotated[
+        bool, typer.Option("--allow-control", help="Let the page pause, stop, propose, veto.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", help="Another name of the page, behind a proxy.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", help="The token (default: $LOOPLAB_UI_TOKEN, else a random one).")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="A file with the token.")] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Serve the live page of a lab, until Ctrl-C.
+
+    It only reads, unless --allow-control is given. The printed address has a token, also on this machine alone.
+    """
+    from looplab.cli import serving
+
+    serving.ui(
+        lab, host=host, port=port, token=token, token_file=token_file, allow_host=allow_host or [],
+        allow_control=allow_control, open_browser=not (no_open or json), json=json,
+    )  # fmt: skip
+
+
+@app.command()
 def report(
     to: Annotated[Path | None, typer.Option("--to", help="Write them to this folder instead.")] = None,
     lab: LabOption = None,

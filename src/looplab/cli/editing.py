@@ -145,7 +145,7 @@ def propose(
     context = open_context(folder, name, create=parent in ("best", "base"))
     if parent not in ("best", "base"):
         parent = context.record.run(parent).id
-    refused, warning = _preview_decision(
+    refused, warning = preview_decision(
         context, Proposal(tuple(edits), reason, Origin.PERSON, None if parent == "base" else parent)
     )
     objective = context.study.objective
@@ -168,7 +168,7 @@ def propose(
             output.say(f"note: {warning}")
 
 
-def _preview_decision(context: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:
+def preview_decision(context: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:
     """Return why the proposal would be rejected now (None: it would not), and a warning if it would be run."""
     setup = check_study(context.lab, context.study, RunOptions(informal=True))
     try:

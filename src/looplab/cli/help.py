@@ -37,6 +37,7 @@ GROUPS = {
         "import": "looplab import old_runs --map val_loss=val/loss",
     },
     "Look": {
+        "ui": "looplab ui --port 8000",
         "status": "looplab status",
         "show": "looplab show BEST",
         "logs": "looplab logs LATEST --follow",

@@ -428,6 +428,18 @@ class SaidEvent(EventData):
     text: str
 
 
+@event("steered")
+class SteeredEvent(EventData):
+    """A person did something on the live page; the event of what they did is recorded with it."""
+
+    what: str
+    """pause, resume, drain, stop, stop run, propose, say, veto or objective."""
+    who: str
+    """User that runs the page's server."""
+    where: str
+    """Where the request came from."""
+
+
 @event("variant written")
 class VariantWrittenEvent(EventData):
     """`looplab edit` wrote a variant of a config file."""

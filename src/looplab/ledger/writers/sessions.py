@@ -54,6 +54,10 @@ class SessionWriter(StudyView):
         with self.ledger.write():
             self.ledger.record(catalogue.SaidEvent(text=shorten(text)), self.name)
 
+    def steered(self, what: str, *, who: str, where: str, run: str | None = None) -> None:
+        """Record who did something on the live page; in the transaction of what they did."""
+        self.ledger.record(catalogue.SteeredEvent(what=what, who=who, where=where), self.name, run)
+
     def command(self, what: str, *, run: str | None = None, why: str | None = None) -> None:
         now = time.time()
         why = None if why is None else redact_text(why)

@@ -30,7 +30,7 @@ MAX_CACHED = 1_500_000
 
 
 @dataclass(slots=True)
-class _Followed:
+class RunCurves:
     """The curves of a run, and the reader that continues them."""
 
     reader: Reader
@@ -53,13 +53,13 @@ class CurveCache:
 
     def __init__(self, limit: int = MAX_CACHED) -> None:
         self._limit = limit
-        self._runs: OrderedDict[Path, _Followed] = OrderedDict()
+        self._runs: OrderedDict[Path, RunCurves] = OrderedDict()
 
-    def read(self, study: StudyConfig, run_dir: Path, *, is_over: bool) -> _Followed:
+    def read(self, study: StudyConfig, run_dir: Path, *, is_over: bool) -> RunCurves:
         """Return all curves of a run up to now."""
         followed = self._runs.pop(run_dir, None)
         if followed is None:
-            followed = _Followed(reader_of(study, run_dir))
+            followed = RunCurves(reader_of(study, run_dir))
         if not followed.is_over:
             followed.add(followed.reader.poll(final=is_over))
             followed.is_over = is_over
@@ -113,7 +113,7 @@ def draw(cache: CurveCache, study: StudyConfig, outputs: Path, request: CurveReq
 
 
 def _chart(
-    metric: str, groups: Mapping[str, Sequence[str]], read: Mapping[str, _Followed], request: CurveRequest
+    metric: str, groups: Mapping[str, Sequence[str]], read: Mapping[str, RunCurves], request: CurveRequest
 ) -> dict[str, Any]:
     curves = {
         id_: (read[id_].steps[metric], read[id_].values[metric])

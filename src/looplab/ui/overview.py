@@ -49,7 +49,8 @@ def overview(model: LabModel, name: str, *, since: int, window: float = WINDOW_S
         "counts": record.counts(),
         "waiting": record.count_waiting(),
         "judge": _judge(judge, record),
-        "since": _since(feed, judge, runs, calls, since=since, since_at=since_at, now=now),
+        "since": _since(feed, judge, runs, calls, since=since, since_at=since_at, now=now)
+        | ({"alarms": len(alarms)} if since == 0 else {}),
         "alarms": [wording.cut(alarm, MAX_TEXT) for alarm in alarms[-LATEST:]],
         "needs": _needs(model, study, record, judge, calls, alarms=len(alarms), paused=paused),
         "budget": budget,

@@ -263,7 +263,7 @@ class PageServer:
         def find() -> tuple[Any, CurveRequest]:
             view = self._model.view(study)
             model = self._model.study(study)
-            rows = [row for name in names if view is not None and (row := view.find_run(name)) is not None]
+            rows = [view.run(name) for name in names] if view is not None else []
             leads = [(model.rows.get(row.id) or (row.id,) * 17)[16] for row in rows]
             return model, CurveRequest(
                 runs=[(row.id, lead, row.state == "ended") for row, lead in zip(rows, leads, strict=True)],

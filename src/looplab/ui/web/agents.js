@@ -2,7 +2,7 @@
 
 import { LineChart } from "../assets/charts.js";
 import { duration, el, show } from "../assets/dom.js";
-import { every, panel, plainTable, problemText, runLink, verdictMark } from "./common.js";
+import { columns, every, nowrap, panel, plainTable, problemText, runLink, verdictMark } from "./common.js";
 import { day, t } from "./i18n.js";
 import { get } from "./store.js";
 
@@ -13,7 +13,7 @@ export class AgentsPage {
     this.weights = el("div", {});
     this.calls = el("div", { class: "calls" });
     this.said = el("div", {});
-    host.append(el("div", { class: "grid" }, panel(t("Proposers and their credit"), this.credit, this.weights), panel(t("What people told the agents"), this.said)), el("h2", { class: "part", text: t("Calls") }), this.calls);
+    host.append(columns([panel(t("Proposers and their credit"), this.credit, this.weights)], [panel(t("What people told the agents"), this.said)]), el("h2", { class: "part", text: t("Calls") }), this.calls);
     this.cards = new Map();
     this.stop = every(2000, () => this.ask());
   }
@@ -37,7 +37,7 @@ export class AgentsPage {
     const heads = [{ name: t("proposer") }, ...[t("proposals"), t("kept"), t("partly"), t("discarded"), t("crashed"), t("waiting"), t("credit"), t("cost"), t("a keep cost")].map((name) => ({ name, num: true }))];
     this.credit.replaceChildren(plainTable(heads, rows, { empty: t("Nothing was proposed yet.") }), el("p", { class: "muted small", text: t("Credit: the chance that the next proposal is kept, by what became of the last ones; partly: replicated, and then not kept.") }));
     this.drawWeights(found.weights);
-    this.said.replaceChildren(plainTable([{ name: t("when") }, { name: t("text") }], found.said.reverse().map((one) => [day(one.at), one.text]), { empty: t("Nothing was said.") }));
+    this.said.replaceChildren(plainTable([{ name: t("when") }, { name: t("text") }], found.said.reverse().map((one) => [nowrap(day(one.at)), one.text]), { empty: t("Nothing was said.") }));
     if (!found.calls.length) {
       this.calls.replaceChildren(el("p", { class: "empty", text: t("No agent was called.") }));
       return;

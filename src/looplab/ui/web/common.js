@@ -3,7 +3,7 @@
 //   runLink(app, id)            a link to the page of a run
 //   verdictMark(verdict)        a verdict as a word with its colour and shape
 //   effectText(effect, low, high)   0.21 [0.18, 0.25], with decimals that fit the interval
-//   panel(title, ...children)   a card; facts(pairs) a list of names and values; plainTable(heads, rows)
+//   panel(title, ...children)   a card; columns(left, right) two columns of them; facts(pairs) a list of names and values; plainTable(heads, rows)
 //   every(ms, ask)              call ask now and again while the page is seen; returns a function that ends it
 
 import { el, show } from "../assets/dom.js";
@@ -35,6 +35,11 @@ export function panel(title, ...children) {
   return el("section", { class: "card", "aria-label": title }, title ? el("div", { class: "bar-top" }, el("h2", { text: title })) : null, ...children);
 }
 
+// Two columns of cards, which fill up independently of each other; one below the other on a narrow page.
+export function columns(left, right) {
+  return el("div", { class: "columns" }, el("div", {}, ...left), el("div", {}, ...right));
+}
+
 export function facts(pairs) {
   const list = el("dl", { class: "facts" });
   for (const [name, value] of pairs) {
@@ -43,6 +48,8 @@ export function facts(pairs) {
   }
   return list;
 }
+
+export const nowrap = (text) => el("span", { class: "nowrap", text });
 
 export function plainTable(heads, rows, options = {}) {
   const head = el("tr", {}, ...heads.map((one) => el("th", { scope: "col", class: one.num ? "num head" : "head", text: one.name ?? one })));

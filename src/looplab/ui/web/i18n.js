@@ -1,6 +1,6 @@
 // Texts of the page. English is the key; `LANGUAGE.json` has the others. `?lang=zh` and the browser's language choose.
 //
-//   t("{n} {n|run|runs} ended", {n: 2})      {name}: a value; {name|one|many}: a word by the number of that name
+//   t("{n} {n|file|files}", {n: 2})      {name}: a value; {name|one|many}: a word by the number of that name
 //   await loadLanguage(language)             before anything is drawn
 //   ago(seconds), clock(at), day(at)         times in the language of the page
 
@@ -43,5 +43,6 @@ export function clock(at) {
 }
 export function day(at) {
   const time = new Date(at * 1000);
-  return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ${two(time.getHours())}:${two(time.getMinutes())}`;
+  const year = time.getFullYear() === new Date().getFullYear() ? "" : `${time.getFullYear()}-`;
+  return `${year}${two(time.getMonth() + 1)}-${two(time.getDate())} ${two(time.getHours())}:${two(time.getMinutes())}`;
 }

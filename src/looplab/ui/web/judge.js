@@ -3,7 +3,7 @@
 import { LineChart } from "../assets/charts.js";
 import { Focus, el, honest, pValue, show, svg } from "../assets/dom.js";
 import { Forest, linear } from "../assets/figures.js";
-import { effectText, every, facts, panel, plainTable, runLink, verdictMark } from "./common.js";
+import { columns, effectText, every, facts, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
 import { day, t } from "./i18n.js";
 import { get } from "./store.js";
 
@@ -40,11 +40,10 @@ export class JudgePage {
     const compared = found.entries.filter((one) => one.effect !== null && !one.is_base);
     const forest = el("div", {});
     const forestCard = panel(t("Every challenger against the champion of its time"), compared.length ? forest : el("p", { class: "empty", text: t("No challenger was judged yet.") }), el("p", { class: "under", text: t("Solid: pairs of the same seed. Dashed and hollow: one run, which is a hint, not a test. The grey band is the noise between seeds. p must be at most its bar.") }));
-    forestCard.classList.add("wide");
     const alpha = el("div", {});
     const noise = el("div", {});
     const drift = el("div", {});
-    this.host.replaceChildren(el("p", { class: "headline", text: judge.headline }), el("div", { class: "grid" }, forestCard, panel(t("Alpha: the chance of any false promotion"), alpha), panel(t("Noise floor"), noise), panel(t("Drift: the same config over time"), drift), this.reads(found), this.tests(found)));
+    this.host.replaceChildren(el("p", { class: "headline", text: judge.headline }), forestCard, columns([panel(t("Alpha: the chance of any false promotion"), alpha), panel(t("Drift: the same config over time"), drift)], [panel(t("Noise floor"), noise), this.reads(found)]), this.tests(found));
     if (compared.length) {
       const rows = compared.slice(-FOREST_ROWS).map((one) => ({ id: one.run, name: one.run, verdict: one.verdict, effect: one.effect, low: one.low, high: one.high, paired: one.paired, p: one.p, bar: one.boundary, n: one.n, shown: effectText(one.effect, one.low, one.high) }));
       new Forest(forest, { label: t("effects with their intervals"), rows: rows.reverse(), focus: this.focus, noise: judge.sigma, best: judge.champion, across: t("better by ({metric})", { metric: this.app.study.metric }), tell: (id) => this.tell(compared.find((one) => one.run === id)) });
@@ -68,6 +67,9 @@ export class JudgePage {
       piece.style.width = `${(100 * one.alpha) / judge.alpha}%`;
       bar.append(piece);
     }
+    const other = el("div", { class: "spent", title: t("tests that ended without a p") });
+    other.style.width = `${(100 * Math.max(0, judge.spent - tested.reduce((sum, one) => sum + one.alpha, 0))) / judge.alpha}%`;
+    bar.append(other);
     const held = el("div", { class: "held", title: t("reserved by open tests") });
     held.style.width = `${(100 * judge.reserved) / judge.alpha}%`;
     bar.append(held);
@@ -110,7 +112,7 @@ export class JudgePage {
     const room = (Math.max(...values) - Math.min(...values) || 1) * 0.08;
     const y = linear(Math.min(...values) - room, Math.max(...values) + room, height - 24, 10);
     const x = linear(Math.min(...times), Math.max(...times), left + 8, width - 10);
-    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": t("values of the base and the champion over time") });
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "drawn", role: "img", "aria-label": t("values of the base and the champion over time") });
     for (const value of y.ticks(4)) root.append(svg("line", { class: "grid-line", x1: left, x2: width - 8, y1: y(value), y2: y(value) }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end", text: show(value, 4) }));
     for (const one of drift) {
       const style = one.of === judge.champion && judge.champion !== judge.base ? "own" : "rival";
@@ -120,7 +122,7 @@ export class JudgePage {
     host.append(root, el("p", { class: "under" }, el("span", { class: "key" }, el("i", { class: "dot-key rival" }), t("the base")), judge.champion !== judge.base ? el("span", { class: "key" }, el("i", { class: "dot-key own" }), t("the champion")) : "", el("span", { text: t("A trend here is not the config: look at the machine or the data.") })));
   }
   reads({ judge, reads, restarts, changes }) {
-    const rows = reads.map((one) => [day(one.at), runLink(this.app, one.run), runLink(this.app, one.against)]);
+    const rows = reads.map((one) => [nowrap(day(one.at)), runLink(this.app, one.run), runLink(this.app, one.against)]);
     return panel(
       t("Held-out reads"),
       judge.held_out ? el("p", { text: t("Read {n} of {limit} times. Its values are never sent to this page.", { n: judge.held_out[0], limit: judge.held_out[1] }) }) : el("p", { class: "muted", text: t("The study has no held-out metric.") }),
@@ -132,9 +134,8 @@ export class JudgePage {
   }
   tests({ judge, entries }) {
     const open = judge.tests.map((one) => [runLink(this.app, one.run), t("under test"), one.look, one.runs, "", "", "", one.alpha === null ? "" : show(one.alpha, 2), "", ""]);
-    const rows = [...entries].reverse().map((one) => [runLink(this.app, one.run), verdictMark(one.verdict), one.look || "", one.n || "", honest(one.mean, one.sd), effectText(one.effect, one.low, one.high), one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`, one.alpha === null ? "" : show(one.alpha, 2), one.at ? day(one.at) : "", el("span", {}, one.why)]);
+    const rows = [...entries].reverse().map((one) => [runLink(this.app, one.run), verdictMark(one.verdict), one.look || "", one.n || "", honest(one.mean, one.sd), effectText(one.effect, one.low, one.high), one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`, one.alpha === null ? "" : show(one.alpha, 2), one.at ? nowrap(day(one.at)) : "", el("span", {}, one.why)]);
     const card = panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why") }], [...open, ...rows]));
-    card.classList.add("wide");
     return card;
   }
 }

@@ -3,7 +3,7 @@
 import { LineChart } from "../assets/charts.js";
 import { Focus, duration, el, honest, pValue, show } from "../assets/dom.js";
 import { Progress, SHAPES, Timeline, VERDICT_SHAPES } from "../assets/figures.js";
-import { effectText, every, panel, plainTable, runLink, verdictMark } from "./common.js";
+import { columns, effectText, every, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
 import { ago, clock, day, t } from "./i18n.js";
 import { proposalForm } from "./steering.js";
 import { get, lab } from "./store.js";
@@ -74,8 +74,7 @@ export class NowPage {
     const running = panel(t("Running"), this.running);
     const queue = panel(t("Queue"), this.queue);
     const verdicts = panel(t("Last verdicts"), this.verdicts);
-    verdicts.classList.add("wide");
-    host.append(this.headline, this.alarms, this.tiles, el("div", { class: "grid" }, progress, running, lanes, queue, verdicts));
+    host.append(this.headline, this.alarms, this.tiles, columns([progress, lanes], [running, queue]), verdicts);
     this.charts = new Map();
     this.seq = -1;
     this.asked = 0;
@@ -131,7 +130,7 @@ export class NowPage {
     if (since) {
       const tried = since.tried ? t("{n} {n|idea|ideas} tried", { n: since.tried }) : t("no new idea tried");
       const kept = since.verdicts.keep || 0;
-      parts.push(tried + ", " + (kept ? t("{n} kept", { n: kept }) : t("none kept")) + ".");
+      parts.push(t("{tried}, {kept}.", { tried, kept: kept ? t("{n} kept", { n: kept }) : t("none kept") }));
       if (since.new_champion && since.effect) {
         const [effect, low, high, against] = since.effect;
         parts.push(t("The champion is now {run}: better than {against} by {effect}.", { run: since.new_champion, against: against || t("the base"), effect: effectText(effect, low, high) }));
@@ -362,17 +361,19 @@ export class NowPage {
   }
   drawQueue(found) {
     const reason = found.engine === null ? t("no engine is running") : found.paused ? t("the study is paused") : t("all slots are busy, or the judge's replicates come first");
-    const rows = (found.queue || []).map((one) => [String(one.id), one.by, el("code", { text: one.edits.join("  ") || "–" }), one.reason, one.parent || t("the base")]);
+    const rows = (found.queue || []).map((one) =>
+      el("li", {}, el("code", { class: "wrap", text: one.edits.join("  ") || "–" }), el("span", { class: "muted small", text: [one.by, t("from {run}", { run: one.parent || t("the base") }), one.reason].filter(Boolean).join(" · ") })),
+    );
     const planned = found.planned || [];
     this.queue.replaceChildren(
       rows.length || planned.length ? el("p", { class: "muted small", text: t("{n} planned, {m} waiting: {reason}.", { n: planned.length, m: found.waiting, reason }) }) : el("p", { class: "muted small", text: t("No proposal waits; proposers are asked when a slot is free.") }),
-      rows.length ? plainTable([{ name: "#", num: true }, { name: t("by") }, { name: t("edits") }, { name: t("why") }, { name: t("from") }], rows) : "",
+      rows.length ? el("ol", { class: "queue" }, ...rows) : "",
       lab.control && !this.form ? (this.form = proposalForm(this.app)) : this.form || "",
     );
   }
   drawVerdicts(found) {
     const rows = (found.verdicts || []).map((one) => [
-      day(one.at),
+      nowrap(day(one.at)),
       runLink(this.app, one.run),
       verdictMark(one.verdict),
       effectText(one.effect, one.low, one.high),

@@ -2,7 +2,7 @@
 
 import { duration, el, honest, pValue, show, svg } from "../assets/dom.js";
 import { linear } from "../assets/figures.js";
-import { effectText, every, facts, panel, plainTable, problemText, runLink, verdictMark } from "./common.js";
+import { columns, effectText, every, facts, panel, plainTable, problemText, runLink, verdictMark } from "./common.js";
 import { day, t } from "./i18n.js";
 import { drawCharts } from "./runs.js";
 import { runSteering } from "./steering.js";
@@ -40,9 +40,7 @@ export class RunPage {
     const log = panel(t("Log"), this.log);
     log.querySelector(".bar-top").append(this.logNote);
     const curves = panel(t("Curves"), this.curves);
-    curves.classList.add("wide");
-    log.classList.add("wide");
-    this.host.replaceChildren(this.head, el("div", { class: "grid" }, this.story, this.verdict, curves, log, this.config, this.rest, this.files));
+    this.host.replaceChildren(this.head, columns([this.story], [this.verdict]), curves, log, columns([this.config], [this.rest]), this.files);
     this.stop = every(2500, () => this.ask());
     this.stopLog = every(1000, () => this.askLog());
     this.stopCurves = every(2000, () => this.askCurves());
@@ -159,8 +157,6 @@ export class RunPage {
     const view = el("div", {});
     const list = el("ul", { class: "files" }, ...files.map((one) => el("li", {}, el("button", { class: "quiet link", text: one.name, onclick: () => this.openFile(one.name, view) }), el("span", { class: "muted small", text: ` ${bytes(one.bytes)}` }))));
     const card = panel(t("Files"), files.length ? list : el("p", { class: "muted", text: t("no files yet") }), view);
-    card.classList.add("wide");
-    this.files.className = "wide";
     this.files.replaceChildren(card);
   }
   async openFile(name, view) {

@@ -4,12 +4,12 @@ import { LineChart } from "../assets/charts.js";
 import { Focus, duration, el, honest, show, tick } from "../assets/dom.js";
 import { Parallel } from "../assets/figures.js";
 import { Table, parseFilter } from "../assets/table.js";
-import { every, panel, plainTable } from "./common.js";
+import { columns, every, panel, plainTable } from "./common.js";
 import { day, t } from "./i18n.js";
 import { get } from "./store.js";
 
 const MAX_COMPARED = 20;
-const PARALLEL_FROM = 4;
+const PARALLEL_FROM = 8;
 
 export class RunsPage {
   constructor(host, app, query) {
@@ -54,7 +54,7 @@ export class RunsPage {
     const columns = [
       { key: "run", name: t("run"), get: (row) => row.id, sort: (row) => row.n, narrow: true, width: 104 },
       { key: "objective", name: metric || t("objective"), num: true, get: (row) => (this.isFolded && row.sd ? honest(row.mean, row.sd) : show(value(row))), sort: value, down: sign, narrow: true, width: 128 },
-      { key: "seeds", name: t("seeds"), num: true, get: (row) => (row.measured ? String(row.measured) : ""), sort: (row) => row.measured ?? null, width: 56 },
+      { key: "seeds", name: t("seeds"), num: true, get: (row) => (row.measured ? String(row.measured) : ""), sort: (row) => row.measured ?? null, width: 66 },
       { key: "verdict", name: t("verdict"), get: (row) => (row.verdict ? t(row.verdict) : row.state === "ended" && row.status === "ok" ? "" : t(row.status || row.state)), sort: (row) => row.verdict || row.status || row.state, style: (row) => (row.verdict ? `v-${row.verdict}` : row.status || row.state), narrow: true, width: 106 },
       { key: "by", name: t("by"), get: (row) => row.by, width: 84 },
       { key: "parent", name: t("from"), get: (row) => row.parent || row.base || "", width: 104, hidden: true },
@@ -245,7 +245,7 @@ export class RunsPage {
     const figure = el("div", {});
     const left = panel(t("Which knob matters"), found.note ? el("p", { class: "muted", text: found.note }) : shares, el("p", { class: "muted small", text: t("Share of the variance of {metric} that each knob explains by itself, over {n} runs.", { metric: study.metric, n: found.runs }) }));
     const right = panel(t("Knobs and result"), figure);
-    this.knobCard.append(el("div", { class: "grid two" }, left, right));
+    this.knobCard.append(columns([right], [left]));
     new Parallel(figure, { label: t("Knobs and result"), axes, items: ranked.map((row) => row.id), focus: this.focus, style: (id) => `s${rank.get(id)}`, order: (id) => rank.get(id), tell: (id) => [el("b", { text: id }), ` ${show(byId.get(id).mean)}`, el("div", { class: "why", text: byId.get(id).reason })] });
   }
 }

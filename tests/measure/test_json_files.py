@@ -140,3 +140,26 @@ def test_what_was_printed_is_not_read_again_from_the_state(tmp_path: Path) -> No
     total = Reader(tmp_path).poll(final=True)
     assert total["loss"] == Curve([0.5, 1.5], [0.7, 0.4])
     assert total["eval_loss"] == Curve([100], [0.5])
+
+
+def test_results_that_a_trainer_writes_at_its_end_are_metrics_and_its_settings_are_not(tmp_path: Path) -> None:
+    content = {"test_accuracy": 0.9, "params": {"lr": 0.1}, "classes": ["a", "b"], "history": {"val_loss": [3, 2, 1]}}
+    for name in ("results.json", "eval_metrics.json", "final-scores.json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text(json.dumps(content))
+        batch = Reader(folder).poll(final=True)
+        assert {name: curve.values for name, curve in batch.items()} == {
+            "test_accuracy": [0.9],
+            "history/val_loss": [3.0, 2.0, 1.0],
+        }
+
+
+def test_a_history_that_is_written_again_adds_only_its_new_points(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({"loss": [3, 2]}))
+    source = TrainerSummarySource(path)
+    first = source.poll()
+    path.write_text(json.dumps({"loss": [3, 2, 1.5]}))
+    second = source.poll()
+    assert (first["loss"].steps, second["loss"].steps, second["loss"].values) == ([0.0, 1.0], [2.0], [1.5])

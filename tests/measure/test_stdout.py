@@ -552,3 +552,22 @@ def test_a_number_alone_at_the_end_is_a_metric_if_there_is_no_other(
 def test_a_name_and_a_number_on_a_line_of_their_own_are_a_metric_once_they_change(tmp_path: Path) -> None:
     lines = [f"-- Generation {i} --\n  Evaluated 180 individuals\n  Torch 2.1\n  Max {i}.5\n" for i in (1, 2)]
     assert read(tmp_path, "".join(lines)) == {"Max": [(1, 1.5), (2, 2.5)]}
+
+
+def test_rows_of_bare_numbers_whose_first_column_counts_are_curves(tmp_path: Path) -> None:
+    assert read(tmp_path, "0 0.9\n1 0.8\n2 0.7\n3 0.65\n") == {
+        "column_2": [(0.0, 0.9), (1.0, 0.8), (2.0, 0.7), (3.0, 0.65)]
+    }
+    table = "# iter, energy, grad\n0, 1.5, 9\n10, 1.2, 8\n20, 1.1, 7\ndone\n"
+    assert read(tmp_path, table) == {
+        "energy": [(0.0, 1.5), (10.0, 1.2), (20.0, 1.1)],
+        "grad": [(0.0, 9.0), (10.0, 8.0), (20.0, 7.0)],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["50 0 3\n2 40 1\n0 1 30\n", "1 2\n3 4\n", "0.1 0.2\n0.3 0.4\n0.5 0.6\n", "1 2\n2 3 4\n3 4\n", "1 5\n2 5\n4 5\n"],
+)
+def test_a_matrix_is_not_a_curve(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == {}

@@ -14,6 +14,7 @@ from looplab.onboard.base import Interface
 from looplab.onboard.labfile import make_lab
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import find_script
+from looplab.onboard.sweeps import read_sweep
 
 SHELF = Path(__file__).parent / "shelf"
 NOT_UNDERSTOOD = {"asks_stdin", "wandb_sweep"}
@@ -79,3 +80,20 @@ def test_a_number_of_steps_that_the_script_computes_is_not_passed(tmp_path: Path
     interface = read_interface(script)
     assert interface is not None
     assert json.loads(make_lab(script, interface).files["train.base.json"]) == {"lr": 0.1, "epochs": 3}
+
+
+def test_a_sweep_whose_parameters_are_options_without_defaults_passes_them_as_options(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', type=float)\n"
+        "parser.add_argument('--num-layers', type=int)\nparser.add_argument('--seed', type=int, default=0)\n"
+        "args = parser.parse_args()\nloss, momentum = 1.0, 0.9\n"
+    )
+    (tmp_path / "sweep.yaml").write_text(
+        "program: train.py\nmethod: bayes\nmetric: {name: val_loss, goal: minimize}\nparameters:\n"
+        "  lr: {distribution: log_uniform_values, min: 0.001, max: 0.1}\n  num_layers: {values: [1, 2, 3]}\n"
+    )
+    sweep = read_sweep(tmp_path / "sweep.yaml", tmp_path)
+    assert sweep.interface.rendering["as"] == "flags"
+    lab = make_lab(sweep.script, sweep.interface, objective=sweep.metric, goal=sweep.goal, specs=sweep.knobs)
+    assert (lab.knobs, lab.seed) == (("lr", "num-layers"), "seed")
+    assert json.loads(lab.files["train.base.json"]) == {"lr": 0.01, "num-layers": 2, "seed": 0}

@@ -995,6 +995,217 @@ args = parser.parse_args()
         {"hyperparams": {"learning_rate": 0.5, "gamma": 0.9, "levels": 3.0}, "seed": 7, "n_steps": 5, "tag": "a:1"},
         arguments=["-params", "learning_rate:1e-3", "gamma:0.99", "levels:2", "--tag", "a:1"],
     ),
+    Case(
+        "gin with absl",
+        """
+import gin
+from absl import app, flags
+flags.DEFINE_multi_string('gin_file', ['configs/base.gin'], 'files')
+flags.DEFINE_multi_string('gin_param', None, 'bindings')
+@gin.configurable
+def make_optimizer(lr=0.5, beta=0.9, kind='sgd'): return {'lr': lr, 'beta': beta, 'kind': kind}
+@gin.configurable
+def train(optimizer, steps=10, seed=0, nesterov=True):
+    got = {**optimizer(), 'steps': steps, 'seed': seed, 'nesterov': nesterov}
+    SAY
+def main(_):
+    gin.parse_config_files_and_bindings(flags.FLAGS.gin_file, flags.FLAGS.gin_param)
+    train()
+app.run(main)
+""",
+        "got",
+        "gin",
+        "make_optimizer.lr make_optimizer.beta",
+        "train.seed",
+        {"make_optimizer.lr": 0.003, "train.seed": 7, "train.nesterov": True},
+        {"lr": 0.003, "beta": 0.8, "kind": "adam", "steps": 60, "seed": 7, "nesterov": True},
+        files={
+            "configs/base.gin": "# base\ninclude 'configs/optim.gin'\ntrain.optimizer = @make_optimizer\n"
+            "train.steps = 60\ntrain.seed = 1\ntrain.nesterov = False\n",
+            "configs/optim.gin": "make_optimizer.lr = 0.05  # step size\nmake_optimizer.beta = 0.8\n"
+            "make_optimizer.kind = 'adam'\n",
+        },
+        needs=["gin", "absl"],
+        indent=True,
+    ),
+    Case(
+        "gin with an argument that takes several bindings",
+        """
+import argparse, gin
+@gin.configurable
+class Trainer:
+    def __init__(self, lr=gin.REQUIRED, epochs=5): self.got = {'lr': lr, 'epochs': epochs}
+parser = argparse.ArgumentParser()
+parser.add_argument('--config', default='exp.gin')
+parser.add_argument('--bind', nargs='*', default=[])
+args = parser.parse_args()
+gin.parse_config_files_and_bindings([args.config], args.bind)
+""",
+        "Trainer().got",
+        "gin",
+        "Trainer.lr",
+        None,
+        {"Trainer.lr": 0.003},
+        {"lr": 0.003, "epochs": 8},
+        files={"exp.gin": "Trainer.lr = 0.1\nTrainer.epochs = 8\n"},
+        needs=["gin"],
+    ),
+    Case(
+        "pydantic-settings from the environment",
+        """
+from pydantic import BaseModel, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+class Optim(BaseModel):
+    lr: float = Field(0.01, gt=0, lt=1, description='Learning rate')
+class Shared(BaseSettings):
+    seed: int = 0
+class Settings(Shared):
+    model_config = SettingsConfigDict(env_prefix='TRAIN_', env_nested_delimiter='__')
+    optim: Optim = Optim()
+    dropout: float = Field(default=0.1, ge=0, le=0.9)
+    hidden: int = Field(64, validation_alias='HIDDEN_UNITS')
+    nesterov: bool = False
+settings = Settings()
+""",
+        "settings.model_dump()",
+        "pydantic-settings",
+        "TRAIN_OPTIM__LR TRAIN_DROPOUT HIDDEN_UNITS TRAIN_NESTEROV",
+        "TRAIN_SEED",
+        {"TRAIN_OPTIM__LR": 0.003, "HIDDEN_UNITS": 32, "TRAIN_NESTEROV": True, "TRAIN_SEED": 5},
+        {"optim": {"lr": 0.003}, "dropout": 0.1, "hidden": 32, "nesterov": True, "seed": 5},
+        needs=["pydantic_settings"],
+    ),
+    Case(
+        "pydantic-settings with a command line",
+        """
+from typing import Literal
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings, CliApp
+class Optim(BaseModel):
+    lr: float = 0.02
+class Train(BaseSettings):
+    optim: Optim = Optim()
+    epochs: int = 5
+    activation: Literal['relu', 'tanh'] = 'relu'
+    augment: bool = True
+    seed: int = 0
+    def cli_cmd(self) -> None:
+        SAY
+CliApp.run(Train)
+""",
+        "self.model_dump()",
+        "pydantic-settings",
+        "optim.lr activation augment",
+        "seed",
+        {"optim.lr": 0.003, "activation": "tanh", "augment": False},
+        {"optim": {"lr": 0.003}, "epochs": 5, "activation": "tanh", "augment": False, "seed": 0},
+        needs=["pydantic_settings"],
+        indent=True,
+    ),
+    Case(
+        "an INI file as argument",
+        """
+import configparser, sys
+config = configparser.ConfigParser()
+config.read(sys.argv[1] if len(sys.argv) > 1 else 'config.ini')
+train = config['train']
+""",
+        "{'lr': train.getfloat('lr'), 'seed': train.getint('seed'), 'augment': train.getboolean('augment'),"
+        " 'tag': train['tag'], 'Path': config['data']['Path']}",
+        "config file",
+        "train.lr",
+        "train.seed",
+        {"train.lr": 0.003},
+        {"lr": 0.003, "seed": 42, "augment": True, "tag": "demo", "Path": "a%b"},
+        files={
+            "config.ini": "[DEFAULT]\ntag = demo\n[train]\n# step size\nlr = 0.05\nseed = 42\naugment = yes\n"
+            "[data]\nPath = a%%b\n",
+            "setup.cfg": "[flake8]\nmax-line-length = 100\n",
+        },
+    ),
+    Case(
+        "an INI file with a fixed name",
+        """
+import configparser
+from pathlib import Path
+config = configparser.ConfigParser()
+config.read(Path(__file__).parent / 'settings.ini')
+train = config['train']
+""",
+        "{'lr': train.getfloat('lr'), 'seed': train.getint('seed')}",
+        "fixed config file",
+        "train.lr",
+        "train.seed",
+        {"train.lr": 0.003},
+        {"lr": 0.003, "seed": 42},
+        files={"settings.ini": "[train]\nlr = 0.05\nseed = 42\n"},
+    ),
+    Case(
+        "a JSON file with a fixed name",
+        """
+import json
+with open('configs/base.json') as file:
+    config = json.load(file)
+with open('results.json', 'w') as file:
+    json.dump({'lr': 1.0}, file)
+""",
+        "config",
+        "fixed config file",
+        "optim.lr",
+        "seed",
+        {"optim.lr": 0.003},
+        {"optim": {"lr": 0.003, "name": "adam"}, "seed": 1},
+        files={
+            "configs/base.json": '{"optim": {"lr": 0.1, "name": "adam"}, "seed": 1}',
+            "results.json": '{"lr": 1.0}',
+            "pyproject.toml": "[tool.ruff]\nline-length = 100\n",
+        },
+    ),
+    Case(
+        "optparse",
+        """
+from optparse import OptionParser
+parser = OptionParser()
+parser.add_option('-l', '--lr', dest='lr', type='float', default=0.1, help='step size')
+parser.add_option('--hidden', type='int', default=32)
+parser.add_option('--seed', type='int', default=0)
+parser.add_option('--nesterov', action='store_true', default=False)
+options, _ = parser.parse_args()
+""",
+        "vars(options)",
+        "argparse",
+        "lr hidden nesterov",
+        "seed",
+        {"lr": 0.003, "nesterov": True},
+        {"lr": 0.003, "hidden": 32, "seed": 0, "nesterov": True},
+    ),
+    Case(
+        "docopt, by the text of --help",
+        '''"""Toy trainer.
+
+Usage:
+  train.py [--lr=<f>] [-w <n> | --width=<n>] [--seed=<n>] [--out=<dir>]
+
+Options:
+  -h --help              Show this.
+  --lr=<f>               Learning rate,
+                         of the first step [default: 0.1].
+  -w <n>, --width=<n>    Units [default: 64].
+  --seed=<n>             Seed [default: 0].
+  --out=<dir>            Output folder [default: out].
+"""
+from docopt import docopt
+args = docopt(__doc__)
+''',
+        "{key.strip('-'): value for key, value in args.items()}",
+        "--help",
+        "lr width",
+        "seed",
+        {"lr": 0.003, "width": 32},
+        {"lr": "0.003", "width": "32", "seed": "0", "out": "out"},
+        others="out",
+        needs=["docopt"],
+    ),
 ]  # fmt: skip
 
 

@@ -395,6 +395,19 @@ def test_settings_that_a_script_prints_are_not_offered() -> None:
     assert [guess.metric for guess in guesses] == ["val_loss"]
 
 
+def test_the_index_of_a_loop_is_not_offered() -> None:
+    index = replace(measured("e", 5), first=0.0, last=4.0, is_count=True)
+    assert [guess.metric for guess in rank_objectives([index, measured("l", 5)])] == ["l"]
+
+
+def test_a_goal_that_nothing_tells_is_marked_as_a_guess() -> None:
+    known = {
+        guess.metric: guess.is_goal_known
+        for guess in rank_objectives([measured("last_line", 1), measured("accuracy", 1), measured("x", 9)])
+    }
+    assert known == {"last_line": False, "accuracy": True, "x": True}
+
+
 # -- how long a full run takes
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +32,6 @@ from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.base import Script
 from looplab.onboard.diagnose import FailedProgram, diagnose
-from looplab.onboard.introspect import DOOR_S, introspect
 from looplab.onboard.labfile import JUDGE, NO_OBJECTIVE, make_lab
 from looplab.onboard.output_folder import give_new_folder, output_option, uses_out_dir
 from looplab.onboard.readers import read_interface
@@ -54,6 +53,7 @@ from looplab.onboard.trial import (
     rank_objectives,
     script_of,
     try_study,
+    writes_beside_itself,
     written_files,
 )
 from looplab.runs import folder as run_folder
@@ -171,10 +171,7 @@ def _why_not_read(script: Script) -> tuple[str, str]:
     by_hand = "write lab.yaml by hand (docs/lab-file.md), or let the script read a config file"
     if script.python is None:
         return "", by_hand
-    told = script.introspection
-    if not told.printed:  # it was not started
-        started = introspect(script, DOOR_S, always=True)
-        told = started if started.printed else told
+    told = script.first_output
     found = diagnose(_failure(script, told.printed)) if told.problem and told.printed else None
     if found is None or found.kind in ("exception", "needs", "option", "value"):
         return (f": {told.problem}" if told.problem else ""), by_hand
@@ -288,7 +285,7 @@ def try_once(
         if i == 0:
             earlier = before
         if not json:
-            _show_run(run, study)
+            _show_run(run, study, script)
             if run.must_be_new:
                 output.say(_explain_new_folder(run, study, script))
         if run.status not in ("ok", "timeout"):
@@ -357,7 +354,7 @@ def _run_trial(
     return observe(lab, trial, runs[-1], base, wrote), before
 
 
-def _show_run(run: Observation, study: StudyConfig) -> None:
+def _show_run(run: Observation, study: StudyConfig, script: Script | None) -> None:
     """Print what a run showed: how it ended, what it measured, and what to know about it."""
     seconds = format_seconds(run.seconds)
     if run.status in ("timeout", "stopped"):
@@ -380,7 +377,8 @@ def _show_run(run: Observation, study: StudyConfig) -> None:
     if run.ended_by is not None:
         output.say(explain_stop(run))
     if run.wrote and not run.must_be_new:
-        output.say(explain_written(run.wrote, in_run_dir=study.launch.cwd == RUN_FOLDER))
+        beside = script is not None and writes_beside_itself(script)
+        output.say(explain_written(run.wrote, in_run_dir=study.launch.cwd == RUN_FOLDER, beside_script=beside))
 
 
 def _explain_new_folder(run: Observation, study: StudyConfig, script: Script | None) -> str:
@@ -524,6 +522,9 @@ def _choose(
         return None
     chosen = _set_guess(lab, study, best)
     output.say(f"objective: {best.metric} ({best.goal}), written to {LAB_FILE}")
+    if not best.is_goal_known:
+        other = _objective_command(replace(best, goal="max"), command)
+        output.say(f"whether smaller or larger is better is a guess; if larger is: {other}")
     output.say(f"next: looplab run {command}".rstrip())
     return chosen
 

@@ -1,4 +1,4 @@
-"""Config files: JSON, YAML and TOML, distinguished by their suffix.
+"""Config files: JSON, YAML, TOML and INI, distinguished by their suffix.
 
 `read_config` returns plain data; `read_document` returns a structure that keeps comments and order when written back.
 Every problem with a file is a LabError with its name and line. Files are written atomically.
@@ -6,6 +6,7 @@ Every problem with a file is a LabError with its name and line. Files are writte
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import copy
 import errno
@@ -28,7 +29,7 @@ from looplab.untrusted import UntrustedError, check_depth, check_int, mend, mend
 if TYPE_CHECKING:
     from ruamel.yaml import YAML
 
-_FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+_FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".ini": "ini", ".cfg": "ini"}
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _CONTAINERS = (dict, list, tuple)
 # Not orjson: the standard library formats floats like `repr`, which no package upgrade can change.
@@ -38,6 +39,8 @@ MAX_BYTES = 256 << 20
 """Maximum size of a config file."""
 MAX_NODES = 1_000_000
 """Maximum number of values of a YAML file after expanding its aliases; a few lines can expand to billions."""
+_INI_INT = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_INI_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?")
 _ALIAS = re.compile(r"\*[^\s\[\]{},]")
 _counter = itertools.count()
 
@@ -54,6 +57,8 @@ def read_config(path: Path) -> dict[str, Any]:
             return _mapping(path, text, _parse_json(path, text))
         if form == "toml":
             return _plain_in(path, _parse_toml(path, text))
+        if form == "ini":
+            return _plain_in(path, _parse_ini(path, text))
         return _plain_in(path, _mapping(path, text, _parse_yaml(path, text, "safe")))
 
 
@@ -65,6 +70,8 @@ def read_document(path: Path) -> Document:
             return Document(path, form, _mapping(path, text, _parse_json(path, text)))
         if form == "toml":
             return Document(path, form, _parse_toml_document(path, text))
+        if form == "ini":
+            return Document(path, form, _plain_in(path, _parse_ini(path, text)))
         data = _mapping(path, text, _parse_yaml(path, text, "rt"))
         _plain_in(path, data)  # rejects early what cannot become plain data
         return Document(path, form, data, _yaml_style(text))
@@ -102,7 +109,7 @@ class Document:
     path: Path
     """The file it was read from."""
     form: str
-    """`json`, `yaml` or `toml`."""
+    """`json`, `yaml`, `toml` or `ini`; an INI file loses its comments."""
     data: Any
     """The round-trip structure, which behaves like dicts and lists."""
     style: YamlStyle = YamlStyle()
@@ -385,7 +392,7 @@ def _form(path: Path) -> str:
     form = _FORMATS.get(path.suffix.lower())
     if form is None:
         kind = f"the suffix {path.suffix!r} is not a config format" if path.suffix else "a config needs a suffix"
-        raise LabError(kind, file=path, hint="use .json, .yaml, .yml or .toml")
+        raise LabError(kind, file=path, hint="use .json, .yaml, .yml, .toml or .ini")
     return form
 
 
@@ -467,6 +474,35 @@ def _parse_toml(path: Path, text: str) -> dict[str, Any]:
         line = int(at[1]) if at else text.rstrip().count("\n") + 1
         message = re.sub(r" \(at [^()]*\)$", "", str(error))
         raise LabError(f"broken TOML: {message}", file=path, line=line) from None
+
+
+def _parse_ini(path: Path, text: str) -> dict[str, Any]:
+    """Return the sections of an INI file; what is written as a number becomes one, all else stays text."""
+    parser = _ini_parser()
+    try:
+        parser.read_string(text, str(path))
+    except configparser.Error as error:
+        line = getattr(error, "lineno", None) or next((number for number, _ in getattr(error, "errors", ())), None)
+        message = str(getattr(error, "message", error)).splitlines()[0]
+        raise LabError(f"broken INI: {message}", file=path, line=line) from None
+    return {
+        section: {key: None if value is None else _ini_value(value) for key, value in parser.items(section)}
+        for section in parser.sections()
+    }
+
+
+def _ini_parser() -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(allow_no_value=True, default_section="\0")  # DEFAULT is one of the sections
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # keys keep their case
+    return parser
+
+
+def _ini_value(text: str) -> int | float | str:
+    """Return a number if writing it back means the same; `007` and `1_000` stay text."""
+    for kind, pattern in ((int, _INI_INT), (float, _INI_FLOAT)):
+        if pattern.fullmatch(text):
+            return kind(text)
+    return text
 
 
 def _parse_toml_document(path: Path, text: str) -> Any:
@@ -641,6 +677,8 @@ def _dump(data: Any, form: str, path: Path, style: YamlStyle) -> bytes:
         return dump_json(data)
     if form == "toml":
         return _dump_toml(data, path)
+    if form == "ini":
+        return _dump_ini(data, path)
     from io import StringIO
 
     yaml = _yaml("rt", quote=type(data) is dict)  # a document keeps its own quotes
@@ -663,3 +701,22 @@ def _dump_toml(data: Any, path: Path) -> bytes:
             hint="leave the key out, or use JSON or YAML",
         )
     return tomlkit.dumps(data).encode()
+
+
+def _dump_ini(data: Any, path: Path) -> bytes:
+    from io import StringIO
+
+    parser = _ini_parser()
+    for section, values in data.items():
+        if not isinstance(values, dict) or any(isinstance(value, _CONTAINERS) for value in values.values()):
+            raise LabError(
+                f"{section} is not a section of single values, and INI has nothing else",
+                file=path,
+                hint="use JSON, YAML or TOML",
+            )
+        parser.add_section(section)
+        for key, value in values.items():
+            parser.set(section, key, None if value is None else str(value))
+    stream = StringIO()
+    parser.write(stream)
+    return stream.getvalue().encode()

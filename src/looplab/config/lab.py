@@ -173,7 +173,7 @@ class ConfigRendering(Section):
 
     as_: Literal["file", "flags", "hydra", "env", "wandb"] = Field("file", alias="as")
     """`wandb`: as `wandb.config`, for scripts of W&B sweeps, which take their values from there alone."""
-    format: Literal["json", "yaml", "toml"] = "json"
+    format: Literal["json", "yaml", "toml", "ini"] = "json"
     """`file`: format of the file at {config}."""
     case: Literal["kebab", "as_written", "snake"] = "kebab"
     """`flags`: `--learning-rate` for the key `learning_rate` (kebab), or each key as it is written. A switch that is

@@ -39,6 +39,8 @@ _BY_NAME = {
     "wandb-summary.json": "wandb_summary",
 }
 _CSV = re.compile(r"(?:progress|metrics|log|history|results|monitor)\.csv")
+_RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation)\.json")
+"""Files that trainers write at their end."""
 IGNORED = frozenset(
     {
         "checkpoints",
@@ -425,6 +427,8 @@ def kind_of(name: str) -> str | None:
         return "wandb" if name.startswith("run-") else None
     if name.endswith(".csv"):
         return "csv" if _CSV.fullmatch(name) else None
+    if name.endswith(".json"):
+        return "trainer_summary" if _RESULTS.fullmatch(name) else None
     if name.startswith("events.out.tfevents.") and not name.endswith(".profile-empty"):
         return "tensorboard"
     return None

@@ -10,8 +10,11 @@ from typing import Any
 
 from looplab.measure.base import Batch, Curve
 from looplab.measure.rows import NOT_METRICS, to_float
+from looplab.measure.words import is_result
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
+SETTINGS = frozenset({"config", "params", "args", "hparams", "hyperparameters", "settings", "options", "arguments"})
+"""Keys of what a trainer was called with."""
 MAX_SIZE = 16 << 20
 """Maximum size of a file, in bytes; a larger one is not read."""
 
@@ -32,14 +35,17 @@ class JsonFile:
         self._step_names = step_names
         self._identity: tuple[int, int, int] | None = None
         self._returned: dict[str, float] = {}
+        self._points: dict[str, int] = {}
+        """Points of lists that were returned, by name."""
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
         content = self._read_if_changed()
         if content is None:
             return {}
         values: dict[str, float] = {}
+        curves: dict[str, list[float]] = {}
         content.pop("_wandb", None)
-        _flatten("", content, self._separator, values)
+        _flatten("", content, self._separator, values, curves)
         values = {self._rename(name): value for name, value in values.items()}
         steps = [values[name] for name in self._step_names if name in values]
         step = steps[0] if steps else self.at_step if self.at_step is not None else 0.0
@@ -49,6 +55,12 @@ class JsonFile:
             if name not in NOT_METRICS and repr(self._returned.get(name)) != repr(value):
                 self._returned[name] = value
                 batch[name] = Curve([step], [value])
+        for name, points in curves.items():
+            name = self._rename(name)
+            done = self._points.get(name, 0)
+            if len(points) > done and name not in batch:
+                self._points[name] = len(points)
+                batch[name] = Curve([float(index) for index in range(done, len(points))], points[done:])
         return batch
 
     def _read_if_changed(self) -> dict[str, Any] | None:
@@ -72,11 +84,20 @@ class JsonFile:
         return content if isinstance(content, dict) else None
 
 
-def _flatten(prefix: str, value: Any, separator: str, into: dict[str, float]) -> None:
+def _flatten(prefix: str, value: Any, separator: str, into: dict[str, float], curves: dict[str, list[float]]) -> None:
+    """Collect the numbers of nested mappings, and lists of numbers that are named after a result: a history."""
     if isinstance(value, dict):
         if "_type" not in value:
             for key, inner in value.items():
-                _flatten(f"{prefix}{separator}{key}" if prefix else str(key), inner, separator, into)
+                if str(key).lower() not in SETTINGS:
+                    _flatten(f"{prefix}{separator}{key}" if prefix else str(key), inner, separator, into, curves)
+        return
+    if isinstance(value, list):
+        points = [to_float(item) for item in value]
+        if len(points) > 1 and is_result(prefix.rpartition(separator)[2]):
+            curves[prefix] = [point for point in points if point is not None]
+            if len(curves[prefix]) < len(points):
+                del curves[prefix]  # not a list of numbers alone
         return
     as_float = to_float(value)
     if as_float is not None:

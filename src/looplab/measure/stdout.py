@@ -9,6 +9,7 @@ from math import inf, isfinite, nan
 from pathlib import Path
 
 from looplab.measure.base import Batch, Curve
+from looplab.measure.columns import NumberColumns
 from looplab.measure.lines import LineSource
 from looplab.measure.patterns import Groups, Patterns
 from looplab.measure.printed import NUMBER, Printed, Step, has_step, is_bare_heading, read_heading, read_line, scaled
@@ -85,6 +86,7 @@ class StdoutSource(LineSource):
         """The metrics so far below a heading that is a bare word; None below any other heading."""
         self._last_split: str | None = None
         self._tables = Tables(self._wanted)
+        self._columns = NumberColumns()
         self._is_in_table = False
         self._table_split: str | None = None
         """The split word of the heading above the current table; None if there is none."""
@@ -113,7 +115,12 @@ class StdoutSource(LineSource):
         if in_table and not self._is_in_table:
             self._table_split, self._heading = self._heading and self._heading[1], None
         self._is_in_table = in_table
-        if not in_table and not self._is_in_block(line):
+        if in_table:
+            return
+        rows = self._columns.read(line)
+        for row in rows:
+            self._add(row, batch)
+        if not rows and not self._is_in_block(line):
             self._add(self._read_pairs(line), batch)
 
     def _add_table(self, table: Printed, batch: Batch) -> None:

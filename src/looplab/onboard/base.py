@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from looplab.onboard.introspect import Introspection, introspect
+from looplab.onboard.introspect import DOOR_S, Introspection, introspect
 from looplab.untrusted import read_bounded
 
 MAX_SOURCE = 4 << 20
@@ -130,6 +130,14 @@ class Script:
     def introspection(self) -> Introspection:
         """What `--help` says; the script is started for that, once."""
         return introspect(self)
+
+    @cached_property
+    def first_output(self) -> Introspection:
+        """What it says when it is started with `--help`, even if nothing in it reads a command line."""
+        if self.introspection.printed:
+            return self.introspection
+        started = introspect(self, DOOR_S, always=True)
+        return started if started.printed or started.parsers else self.introspection
 
     @property
     def package_root(self) -> Path | None:

@@ -216,7 +216,10 @@ def _gpu(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     name = failure.setting("device", "accelerator", "cuda", "gpu", "gpus", "cpu")
     what = "it needs a GPU, and finds none"
     if name is None:
-        return what, "run it on a machine with a GPU; it has no setting for its device"
+        return what, (
+            "run it on a machine with a GPU; if it has an option for its device (`--device cpu`), add that to "
+            "launch.command in lab.yaml"
+        )
     words = words_of(name)
     if {"no", "disable", "cpu"} & set(words):
         value = "true"

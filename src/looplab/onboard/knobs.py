@@ -42,7 +42,7 @@ OTHER = _words(
     year date download pretrained"""
 )
 """Where, what and how to run, not how to learn."""
-RATES = _words("lr lrs eta blr")
+RATES = _words("lr lrs lrate eta blr learningrate")
 DECAYS = _words("wd l1 l2 reg regularization penalty tol")
 SHARES = _words(
     "dropout drop droprate prob probability ratio fraction frac smoothing subsample colsample bytree bylevel"
@@ -246,7 +246,7 @@ def _log(default: float, factor: float, *, most: float = math.inf) -> dict[str, 
 def _near_one(default: float) -> dict[str, Any]:
     """Return a range in which the distance to one is between a tenth and ten times that of the default."""
     rest = 1 - default
-    low, high = max(0.0, 1 - 10 * rest), 1 - rest / 10
+    low, high = max(0.0, round(1 - 10 * rest, 9)), 1 - rest / 10
     return {"type": "float", "low": min(float(f"{low:.6g}"), default), "high": max(float(f"{high:.9g}"), default)}
 
 

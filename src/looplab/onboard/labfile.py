@@ -17,7 +17,7 @@ from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest
 from looplab.onboard.readers.arguments import FIRST_SEED
-from looplab.onboard.readers.constants import RUNNER
+from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.source import call_name
 
 MANY = 60
@@ -129,7 +129,7 @@ def make_lab(
         lines.append("# No seed was found, so runs cannot be repeated with another one, and nothing is judged.")
     lines += ["proposers: [{search: auto}]", f"budget: {{runs: {RUNS}}}"]
     files = {LAB_FILE: "\n".join(lines) + "\n", base_file: json.dumps(draft.base, indent=2) + "\n"}
-    if interface.reader == "constants":
+    if RUNNER in command:
         files[RUNNER] = (Path(__file__).with_name(RUNNER)).read_text()
     return NewLab(files, tuple(setting.name for setting, _ in draft.knobs), draft.seed, objective, interface.notes)
 

@@ -36,7 +36,7 @@ from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting, flag_rendering
 from looplab.onboard.knobs import words_of
 from looplab.onboard.readers import read_interface
-from looplab.onboard.readers.constants import RUNNER
+from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.scripts import PYTHON, SHELLS, find_script, module_file
 from looplab.onboard.source import calls

@@ -61,7 +61,7 @@ def read_sweep(path: Path, folder: Path) -> Sweep:
         raise LabError(f"{path.name} names no program", file=path, hint="program: train.py")
     script = find_script([shlex.split(words[0])[0], *words[1:]], folder)
     knobs, fixed = _parameters(data["parameters"], path)
-    found = read_interface(script)
+    found = read_interface(script, {*knobs, *fixed})
     settings = {setting.name.replace("-", "_"): setting for setting in (found.settings if found else ())}
     wanted = {**{name: _middle(spec) for name, spec in knobs.items()}, **fixed}
     if found is None or not set(wanted) & set(settings):

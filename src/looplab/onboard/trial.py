@@ -134,6 +134,8 @@ class MeasuredMetric:
     per_minute: float | None
     noise: float | None
     """Typical jump between neighbouring points relative to the range of the curve; None: too few points."""
+    is_count: bool = False
+    """Whether it counts up evenly in whole numbers, as the index of a loop does."""
 
 
 def measured_metrics(study: StudyConfig, run: RunRow, run_dir: Path) -> list[MeasuredMetric]:
@@ -158,6 +160,7 @@ def measured_metrics(study: StudyConfig, run: RunRow, run_dir: Path) -> list[Mea
                 every_steps=_distance(curve),
                 per_minute=len(values) / minutes if minutes else None,
                 noise=_noise(values),
+                is_count=_is_count(values),
             )
         )
     return sorted(found, key=lambda metric: -metric.points)
@@ -166,6 +169,11 @@ def measured_metrics(study: StudyConfig, run: RunRow, run_dir: Path) -> list[Mea
 def _distance(curve: Curve) -> float | None:
     distances = [later - earlier for earlier, later in pairwise(curve.steps) if later > earlier]
     return statistics.median(distances) if distances else None
+
+
+def _is_count(values: Sequence[float]) -> bool:
+    distances = {later - earlier for earlier, later in pairwise(values)}
+    return len(values) > 2 and len(distances) == 1 and min(distances) > 0 and values[0].is_integer()
 
 
 def _noise(values: Sequence[float]) -> float | None:
@@ -232,8 +240,13 @@ def written_files(before: Stamps, after: Stamps) -> list[WrittenFile]:
     ]
 
 
-def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool) -> str:
-    """Return a sentence about files that a run wrote outside its folder, with what to do."""
+def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_script: bool = False) -> str:
+    """Return a sentence about files that a run wrote outside its folder, with what to do.
+
+    Args:
+        in_run_dir: Whether the run was started in its run folder.
+        beside_script: Whether the script may find its output folder by its own path.
+    """
     code = [one.file for one in files if one.file.endswith(".py")]
     changed = [one.file for one in files if not one.is_new]
     places = _places([one.file for one in files])
@@ -245,8 +258,19 @@ def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool) -> str:
     elif changed:
         text += f"; {changed[0]} was there before, so runs change each other's results"
     if in_run_dir:
-        return f"{text}. Give it a folder of its own: {{out_dir}} in launch.command"
-    return f"{text}. Set launch.cwd: run in lab.yaml, or pass {{out_dir}} for its output"
+        text += ". Give it a folder of its own: {out_dir} in launch.command"
+    else:
+        text += ". Set launch.cwd: run in lab.yaml, or pass {out_dir} for its output"
+    if beside_script:
+        text += "; if it writes beside its own source (it uses __file__), run one at a time: slots: {count: 1}"
+    return text
+
+
+def writes_beside_itself(script: Script) -> bool:
+    """Return whether a script has `__file__` in it, by which it may find where to write."""
+    return any(
+        isinstance(node, ast.Name) and node.id == "__file__" for tree in script.modules for node in ast.walk(tree)
+    )
 
 
 def _places(files: Sequence[str]) -> list[str]:
@@ -521,6 +545,8 @@ class ObjectiveGuess:
     goal: Goal
     score: float
     why: str
+    is_goal_known: bool = True
+    """Whether the name, the curve or the script says what is better; if not, the goal is `min`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,6 +581,8 @@ def rank_objectives(
             continue
         if words & NOT_RESULTS and not words & RESULTS - NOT_RESULTS:
             continue
+        if metric.is_count and not words & RESULTS:
+            continue
         split = _split(metric.name)
         score = 0.0
         why: list[str] = []
@@ -586,7 +614,8 @@ def rank_objectives(
             score -= 0.75  # it cannot get worse, so the curve says less
         elif "last" in words:
             score -= 0.25  # of one episode, beside the average of several
-        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why)))
+        sure = bool(words & RESULTS) or rises or (mine is not None and mine.goal is not None)
+        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=sure or metric.points > 1))
     # Of equals the plainest name: accuracy before that of one class.
     return sorted(found, key=lambda guess: (-guess.score, len(words_of(guess.metric))))
 

@@ -1,17 +1,22 @@
-"""Start a script with other constants: python with_config.py CONFIG.json (SCRIPT | -m MODULE) [ARGUMENTS…]
+"""Start a script with other values: python with_config.py [FILE=]CONFIG (SCRIPT | -m MODULE) [ARGUMENTS…]
+
+With FILE, a config file that the script always reads, such as config.yaml: it gets CONFIG wherever it opens FILE.
+Otherwise CONFIG is JSON, and replaces constants.
 
 The values of the config replace those that the script binds: at its top level (`LR = 0.1`, `CONFIG = {"lr": 0.1}`,
 `cfg.lr = 0.1`), in a class (`class CFG: lr = 0.1`), in a function (`def main(): lr = 0.1`, `def train(lr=0.1)`), in the
 calls of a function (`Adam(model, lr=0.1)`), and in a module beside it (`config.py`). A `seed` that the script does not
 bind is that of its calls: `random.seed(1)`. No file is changed.
 
-Made by `looplab init` for scripts that have no options.
+Made by `looplab init` for scripts that have no options. FILE is relative to the folder of this program.
 """
 
 from __future__ import annotations  # the interpreter of the script may be older than looplab's
 
 import ast
+import builtins
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -131,10 +136,33 @@ def compiled(file: str, values: dict[str, Any]) -> Any:
     return compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
 
 
+def open_instead(file: str, config: str) -> None:
+    """Make `open` return another file than this one, for reading."""
+    plain, beside = io.open, os.path.dirname(os.path.abspath(__file__))
+    wanted = os.path.realpath(os.path.join(beside, file))
+
+    def replacing(path: Any, mode: str = "r", *others: Any, **named: Any) -> Any:
+        if isinstance(path, (str, os.PathLike)) and not set(mode) & set("wax+"):
+            text = os.fspath(path)
+            if isinstance(text, str) and wanted in (
+                os.path.realpath(text),
+                os.path.realpath(os.path.join(beside, text)),
+            ):
+                path = config
+        return plain(path, mode, *others, **named)
+
+    builtins.open = io.open = replacing  # type: ignore[assignment]
+
+
 def main() -> None:
     config_file, script, *arguments = sys.argv[1:]
-    with open(config_file, encoding="utf-8") as file:
-        config = json.load(file)
+    config = {}
+    file, sign, instead = config_file.partition("=")
+    if sign and not os.path.exists(config_file):
+        open_instead(file, os.path.abspath(instead))
+    else:
+        with open(config_file, encoding="utf-8") as text:
+            config = json.load(text)
     package = None
     if script == "-m":
         name, *arguments = arguments

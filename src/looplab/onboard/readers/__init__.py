@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from looplab import plugins
-from looplab.onboard.base import Interface, InterfaceReader, Script
+from looplab.onboard.base import Interface, InterfaceReader, Script, ScriptSetting
 from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.absl import AbslReader
 from looplab.onboard.readers.arguments import ArgparseReader
 from looplab.onboard.readers.click import ClickReader
-from looplab.onboard.readers.config_file import ConfigFileReader
+from looplab.onboard.readers.config_file import ConfigFileReader, FixedFileReader
 from looplab.onboard.readers.constants import ConstantsReader
 from looplab.onboard.readers.dataclass import DataclassReader
 from looplab.onboard.readers.environment import EnvironmentReader
 from looplab.onboard.readers.fire import FireReader
+from looplab.onboard.readers.gin import GinReader
 from looplab.onboard.readers.global_names import GlobalsReader
+from looplab.onboard.readers.help_text import HelpTextReader
 from looplab.onboard.readers.hydra import HydraReader
 from looplab.onboard.readers.key_value import KeyValueReader
 from looplab.onboard.readers.lightning import LightningReader
+from looplab.onboard.readers.pydantic_settings import PydanticSettingsReader
 from looplab.onboard.readers.shell import ShellReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
 
@@ -26,6 +30,8 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     HydraReader,
     LightningReader,
     DataclassReader,
+    PydanticSettingsReader,
+    GinReader,
     ClickReader,
     AbslReader,
     FireReader,
@@ -36,15 +42,20 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     ShellReader,
     WandbConfigReader,
     EnvironmentReader,
+    FixedFileReader,
     ConstantsReader,
+    HelpTextReader,
 )
 
 
-def read_interface(script: Script) -> Interface | None:
+def read_interface(script: Script, wanted: Collection[str] = ()) -> Interface | None:
     """Return how a script takes its settings; None if no reader knows.
 
-    The readers of plug-ins are asked first. Of looplab's own, the first that finds a hyper-parameter counts: a script
+    The readers of plug-ins are asked first, then looplab's own. The first that finds a hyper-parameter counts: a script
     may have flags for its paths, and its hyper-parameters elsewhere.
+
+    Args:
+        wanted: Names of hyper-parameters that are known, with underscores; empty: they are guessed.
     """
     notes: list[str] = []
     for name in plugins.names("readers"):
@@ -59,7 +70,11 @@ def read_interface(script: Script) -> Interface | None:
     first: Interface | None = None
     for reader in BUILT_IN:
         found = reader().read(script)
-        if found is not None and any(suggest(setting).role == "knob" for setting in found.settings):
+        if found is not None and any(_is_hyper_parameter(setting, wanted) for setting in found.settings):
             return replace(found, notes=(*found.notes, *notes))
         first = first or found
     return first
+
+
+def _is_hyper_parameter(setting: ScriptSetting, wanted: Collection[str]) -> bool:
+    return setting.name.replace("-", "_") in wanted if wanted else suggest(setting).role == "knob"

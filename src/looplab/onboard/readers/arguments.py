@@ -28,6 +28,8 @@ KINDS: dict[str, Kind] = {
     "string_to_bool": "bool",
     "boolean": "bool",
 }
+OPTPARSE_TYPES = {"int": "int", "long": "int", "float": "float", "string": "str", "choice": "str"}
+"""Types of optparse, which are texts."""
 NUMBERS = ("number", "positive", "eval")
 """Words in the name of a conversion that returns numbers."""
 OPTIONAL = ("?", "*", "...", "A...")
@@ -67,7 +69,7 @@ class ArgparseReader:
         options = _converted_later(script, options)
         command, options, words = _command_of(options, script.arguments)
         if command:
-            notes.append(f"of its commands the lab calls `{' '.join(command)}`")
+            notes.append(f"the lab calls its command `{' '.join(command)}`")
         settings = settings_of(options, hugging_face=hugging_face)
         if not settings:
             return None
@@ -372,7 +374,7 @@ def _options_in_source(script: Script) -> list[dict[str, Any]]:
     for tree in script.modules:
         names = module_constants(tree)
         exclusive = _exclusive_groups(tree)
-        for call in calls(tree, "add_argument"):
+        for call in calls(tree, "add_argument", "add_option"):  # add_option: of optparse
             option = _option(call, names)
             if option is not None:
                 group = call_name(call).rpartition(".")[0]
@@ -415,7 +417,7 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
     if action not in actions:
         return None
     convert = keyword(call, "type")
-    kind = call_name(convert or ast.Constant(None)).rpartition(".")[2] or None
+    kind = call_name(convert or ast.Constant(None)).rpartition(".")[2] or OPTPARSE_TYPES.get(str(constant(convert)))
     if isinstance(convert, ast.Lambda):
         kind = "str2bool" if "bool" in (text := ast.unparse(convert)) or "true" in text.lower() else "<lambda>"
     default = constant(keyword(call, "default"), names)

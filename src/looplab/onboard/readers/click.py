@@ -51,7 +51,7 @@ class ClickReader:
                 given = [command for command in commands if f" {command} " in f" {joined} "]
                 command = given[0] if given else best_command(commands)
                 options, words = told["sub"][command], tuple(command.split())
-                notes.append(f"of its commands ({', '.join(commands)}) the lab calls `{command}`")
+                notes.append(f"its commands are {', '.join(commands)}; the lab calls `{command}`")
             settings = [setting for option in options if (setting := _setting(option)) is not None]
         else:
             settings = _from_source(script)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from looplab.config.files import read_config
+from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script
 from looplab.onboard.knobs import suggest
@@ -15,10 +17,17 @@ from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, keyword
 
-FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".ini": "ini", ".cfg": "ini"}
+OF_TOOLS = {
+    *("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", "mypy.ini", "package.json", "package-lock.json"),
+    *(LAB_FILE, "poetry.toml", "uv.toml", "ruff.toml", "pyrightconfig.json", "environment.yml", "environment.yaml"),
+}
+"""Config files of other programs."""
 NAMES = re.compile(
-    r"(^|[-_])(config|configs|cfg|conf|configuration|params|hparams|hyp|hyps|hyperparameters|hyperparams|settings|opt)([-_]?(file|path|yaml|json|toml))?$"
+    r"(^|[-_])(config|configs|cfg|conf|configuration|params|hparams|hyp|hyps|hyperparameters|hyperparams|settings|opt)([-_]?(file|path|yaml|json|toml|ini))?$"
 )
+RUNNER = "with_config.py"
+"""Name of the small program in the lab."""
 FOLDERS = (".", "config", "configs", "conf", "cfg", "cfgs")
 
 
@@ -64,6 +73,42 @@ class ConfigFileReader:
         return found if _takes_all_keys(script) else with_flags(found, script)
 
 
+class FixedFileReader:
+    """A config file whose name is in the source, so that no argument can replace it: `open("config.yaml")`.
+
+    The script is started by `with_config.py`, which opens the file of the run in its place.
+    """
+
+    name = "fixed config file"
+
+    def read(self, script: Script) -> Interface | None:
+        if script.tree is None or script.python is None:
+            return None
+        for name in names_in_source(script):
+            file = Path(name)
+            is_config = NAMES.search(file.stem.lower()) is not None or file.parent.name in FOLDERS[1:]
+            place = next((place for place in (script.folder, script.path.parent) if (place / name).is_file()), None)
+            if not is_config or place is None:
+                continue
+            shown = os.path.relpath(place / name, script.folder)
+            base = config_in(script, shown)
+            if base is None:
+                continue
+            rendering = {"as": "file", "format": FORMATS[file.suffix.lower()]}
+            note = f"the script always reads {shown}: {RUNNER} passes it the config of the run instead"
+            command = with_runner(script, f"{shown}={{config}}")
+            found = Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=(note,))
+            return found if _takes_all_keys(script) else with_flags(found, script)
+        return None
+
+
+def with_runner(script: Script, config: str = "{config}") -> tuple[str, ...]:
+    """Return the command that starts a script through `with_config.py`."""
+    words = ("-m", script.module) if script.module else (script.prefix[-1],)
+    python = script.prefix[: len(script.prefix) - len(words)]
+    return (*python, RUNNER, config, *words, *script.arguments)
+
+
 def _takes_all_keys(script: Script) -> bool:
     """Whether a script passes its whole config to something, `Config(**config)`, so that no key can be added."""
     return any(
@@ -83,7 +128,7 @@ def _knobs(config: dict[str, Any]) -> int:
 def config_in(script: Script, name: str) -> dict[str, Any] | None:
     """Return the content of a config file with at least one number in it."""
     path = script.folder / name
-    if Path(name).suffix.lower() not in FORMATS or not path.is_file():
+    if Path(name).suffix.lower() not in FORMATS or Path(name).name in OF_TOOLS or not path.is_file():
         return None
     try:
         config = read_config(path)

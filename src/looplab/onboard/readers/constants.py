@@ -15,12 +15,11 @@ from typing import Any
 from looplab.onboard.base import MISSING, Interface, Script
 from looplab.onboard.knobs import find_seed, is_seed, suggest, words_of
 from looplab.onboard.readers.arguments import with_flags
+from looplab.onboard.readers.config_file import RUNNER, with_runner
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, module_of
 from looplab.onboard.with_config import SEEDS
 
-RUNNER = "with_config.py"
-"""Name of the small program in the lab."""
 TABLES = {
     *(
         "dict",
@@ -39,7 +38,7 @@ TABLES = {
 """Calls whose keyword arguments are a table."""
 MODULES = ("config", "configs", "cfg", "conf", "settings", "params", "hparams", "hyperparameters", "constants", "const")
 """Modules beside a script that hold constants."""
-DATA = {"split", "fold", "make", "load", "print", "info", "subplots", "linspace"}
+DATA = {"field", "split", "fold", "make", "load", "print", "info", "subplots", "linspace"}
 """Words in the names of functions whose arguments are not hyper-parameters."""
 TRAINS = ("fit", "train", "compile", "clip_grad_norm_")
 """Functions whose arguments are hyper-parameters, beside classes."""
@@ -70,9 +69,7 @@ class ConstantsReader:
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
-        words = ("-m", script.module) if script.module else (script.prefix[-1],)
-        python = script.prefix[: len(script.prefix) - len(words)]
-        command = (*python, RUNNER, "{config}", *words, *script.arguments)
+        command = with_runner(script)
         note = f"the script has no options: {RUNNER} sets its constants, and the file stays as it is"
         return with_flags(Interface(self.name, settings, command, {"as": "file"}, base=base, notes=(note,)), script)
 

@@ -120,7 +120,7 @@ def _from_source(script: Script, framework: str) -> Iterator[ScriptSetting]:
     }
     used = {name for tree in script.modules for name in _arguments(tree) if name in classes}
     for name in [name for name in classes if name in used] or [name for name in classes if name not in nested]:
-        for option in _fields(name, classes, ""):
+        for option in fields_of(name, classes, ""):
             yield tyro_setting(option) if framework == "tyro" else _flat_setting(option, framework)
 
 
@@ -131,18 +131,23 @@ def _arguments(tree: ast.Module) -> Iterator[str]:
                 yield node.id
 
 
-def _fields(
+def fields_of(
     name: str, classes: Mapping[str, tuple[ast.ClassDef, dict[str, Any]]], prefix: str
 ) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a class, its own before those that it inherits; nested ones with dots."""
     node, constants = classes[name]
+    own = {
+        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
     for index, item in enumerate(node.body):
         if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
             continue
         field, annotation = item.target.id, item.annotation
         if isinstance(annotation, ast.Name) and annotation.id in classes:
-            yield from _fields(annotation.id, classes, f"{prefix}{field}.")
+            yield from fields_of(annotation.id, classes, f"{prefix}{field}.")
             continue
         value, text = item.value, ""
+        alias, required = None, value is None
         if isinstance(value, ast.Call) and call_name(value).rpartition(".")[2] in ("field", "choice", "Field"):
             metadata = keyword(value, "metadata")
             words = [
@@ -150,7 +155,10 @@ def _fields(
             ]
             text = next((word for word in words if " " in word), "")
             factory = keyword(value, "default_factory")
-            value = keyword(value, "default") or (factory.body if isinstance(factory, ast.Lambda) else None)
+            alias = keyword(value, "validation_alias") or keyword(value, "alias") or keyword(value, "env")
+            first = value.args[0] if value.args and "Field" in call_name(value) else None  # as pydantic has it
+            required = isinstance(first, ast.Constant) and first.value is ...
+            value = keyword(value, "default") or (factory.body if isinstance(factory, ast.Lambda) else first)
         default = constant(value, constants)
         following = node.body[index + 1] if index + 1 < len(node.body) else None
         if (
@@ -165,9 +173,14 @@ def _fields(
             "type": kind,
             "default": None if default is MISSING else default,
             "choices": choices,
-            "required": item.value is None,
+            "required": required,
             "help": text,
+            "alias": shown if isinstance(shown := constant(alias), str) else None,
         }
+    for base in node.bases:
+        if (above := call_name(base)) in classes and above != name:
+            inherited = fields_of(above, classes, prefix)
+            yield from (option for option in inherited if option["name"].removeprefix(prefix).split(".")[0] not in own)
 
 
 def _annotation(node: ast.expr) -> tuple[str | None, list[Any] | None]:

@@ -27,7 +27,7 @@ class FireReader:
         if commands and told is not None:
             command = next((word for word in script.arguments if word in commands), None) or best_command(commands)
             options, words = told["sub"][command], (command,)
-            notes.append(f"of its commands ({', '.join(commands)}) the lab calls `{command}`")
+            notes.append(f"its commands are {', '.join(commands)}; the lab calls `{command}`")
         elif not options:
             options = list(_from_source(script))
             if script.introspection.problem:

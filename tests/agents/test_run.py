@@ -137,7 +137,7 @@ def test_what_a_finished_agent_leaves_running_is_ended(ask: Ask, folder: Path) -
 def test_an_agent_that_stays_after_its_answer_is_ended_and_the_answer_kept(ask: Ask) -> None:
     answer = ask(
         'message("done"); tell(type="turn.completed"); time.sleep(600)',
-        limits=Limits(wall_s=PATIENCE_S, linger_s=0.1, grace_s=0.2),
+        limits=Limits(wall_s=PATIENCE_S, exit_timeout_s=0.1, grace_s=0.2),
     )
     assert (answer.ok, answer.text) == (True, "done")
 

@@ -161,11 +161,28 @@ def test_a_file_that_cannot_be_read_is_an_error_that_says_why(tmp_path: Path) ->
     assert wrong(path).message == "cannot be read: Not a directory"
 
 
+def test_an_ini_file_keeps_its_sections_and_texts_and_only_plain_numbers_become_numbers(tmp_path: Path) -> None:
+    text = "[DEFAULT]\ntag = demo\n[Train]\nLR = 1e-3\nsteps = 10\nhalf = .5\ncode = 007\nflag = yes\nalone\nurl = a%%b = c\n"
+    path = write(tmp_path / "c.ini", text)
+    data = read_config(path)
+    train = {"LR": 1e-3, "steps": 10, "half": 0.5, "code": "007", "flag": "yes", "alone": None, "url": "a%%b = c"}
+    assert data == {"DEFAULT": {"tag": "demo"}, "Train": train}
+    again = tmp_path / "again.ini"
+    again.write_bytes(dump_config(again, data))
+    assert read_config(again) == data
+
+
+def test_what_ini_cannot_express_is_an_error(tmp_path: Path) -> None:
+    for data in ({"lr": 0.1}, {"train": {"layers": [1, 2]}}):
+        with pytest.raises(LabError, match="INI"):
+            dump_config(tmp_path / "c.ini", data)
+
+
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path) -> None:
-    for name in ("c.ini", "c"):
+    for name in ("c.conf", "c"):
         assert ".toml" in str(wrong(write(tmp_path / name, "a=1")).hint)
     with pytest.raises(LabError):
-        write_data(tmp_path / "d.ini", {})
+        write_data(tmp_path / "d.conf", {})
 
 
 @pytest.mark.parametrize("name", ["c.json", "c.yaml", "c.toml"])

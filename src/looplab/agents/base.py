@@ -170,7 +170,7 @@ class Limits:
     """Seconds of the first wait; it doubles with each retry, with jitter."""
     grace_s: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
-    linger_s: float = 30.0
+    exit_timeout_s: float = 30.0
     """Seconds that it may stay silent after its end event; it may wait for its own background work."""
 
 

@@ -333,7 +333,7 @@ class _AgentCall:
             return
         now = time.monotonic()
         if state.ended is not None:
-            if now - process.last_line > self.limits.linger_s or now > self.deadline or self.stop.is_set():
+            if now - process.last_line > self.limits.exit_timeout_s or now > self.deadline or self.stop.is_set():
                 process.end()  # it has answered; that it stays is not a failure
             return
         if self.limits.tokens is not None or self.limits.usd is not None:

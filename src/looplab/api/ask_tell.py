@@ -171,7 +171,7 @@ class CallerExecutor:
                 self._events.put(Rejected(run_id, None))
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
-        with contextlib.suppress(LabError):  # its end was told at this moment
+        with contextlib.suppress(LabError):  # its end was reported at this moment
             self.finish(run_id, Exit(None, reason=reason))
 
     def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
@@ -202,6 +202,6 @@ def _record(spec: LaunchSpec) -> Path:
 
 
 def _end_of(record_dir: Path) -> Exit:
-    """How a run of an earlier process ended: it is lost unless that was told."""
-    lost = Exit(None, reason="lost", message="the process that trained it ended before it told what it measured")
+    """How a run of an earlier process ended: lost, unless its end was reported."""
+    lost = Exit(None, reason="lost", message="the process that trained it ended before it reported a result")
     return read_exit(record_dir) or lost

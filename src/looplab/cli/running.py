@@ -167,7 +167,7 @@ def _show_result(session: Session, setup: Setup, result: SessionResult, json: bo
 
 
 def _why_failed(setup: Setup, record: StudyLedger) -> list[str]:
-    """Return why the last run failed, if that can be told from what it printed."""
+    """Return why the last run failed, if what it printed says so."""
     failed = record.runs(status="failed")
     if not failed:
         return []

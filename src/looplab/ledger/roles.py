@@ -66,7 +66,7 @@ class Origin(StrEnum):
 
     @property
     def is_person(self) -> bool:
-        """Whether it stands for a person, who may ask for anything once more."""
+        """Whether it is a person, whose requests may repeat earlier runs."""
         return self in (Origin.QUEUE, Origin.PERSON)
 
 

@@ -125,7 +125,7 @@ def fit_config(run: ForeignRun, base: Base, guard: Guard, mapped: Mapping[str, s
     ruling = guard.admit(hidden)
     illegal = tuple(problem.message for problem in ruling.problems)
     if assumed:
-        notes.append(f"not said by the run, taken from the base: {', '.join(assumed)}")
+        notes.append(f"not recorded by the run, taken from the base: {', '.join(assumed)}")
     return Fitted(hidden, tuple(known), tuple(assumed), illegal, tuple(notes))
 
 

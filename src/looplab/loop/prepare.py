@@ -401,7 +401,7 @@ def _by_path(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _config_name(rendering: ConfigRendering) -> str:
-    """Return the name of the config file that {config} stands for."""
+    """Return the name of the config file at {config}."""
     if rendering.as_ == "wandb":
         return WANDB_CONFIG
     return f"config.{rendering.format if rendering.as_ == 'file' else 'json'}"

@@ -238,7 +238,7 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
         certain = any(value.split or value.named for value in values)
     split = next((value.split for value in reversed(values) if value.split), None)
     if split and kind_of_split(split) != "train" and (part := _PART.search(line)):
-        # Training goes on at the step that it had, and the values up to a batch are not yet those of the split.
+        # Training continues at its step, and the values up to a batch are not yet those of the split.
         steps = [step for step in steps if step.rank != BATCH]
         if int(part[1] or part[3]) < int(part[2] or part[4]):
             values = []

@@ -114,7 +114,7 @@ SOURCES = {
 }
 """Kind of metric source → its name for people."""
 MIN_POINTS = 6
-"""Points from which the noise of a curve is told."""
+"""Minimum number of points for an estimate of the noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ def lengths(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def share_done(log: str, step: float | None, wanted: Mapping[str, float]) -> float | None:
-    """Return how much of its length a run that was stopped has done, from 0 to 1; None if that cannot be told.
+    """Return how much of its length a run that was stopped has done, from 0 to 1; None if that is not known.
 
     Args:
         log: The end of what it printed.
@@ -334,7 +334,7 @@ def share_done(log: str, step: float | None, wanted: Mapping[str, float]) -> flo
 def full_run_seconds(
     seconds: float, share: float | None, tried: Mapping[str, float], full: Mapping[str, float]
 ) -> float | None:
-    """Return about how long a run of the base config takes; None if that cannot be told.
+    """Return about how long a run of the base config takes; None if that is not known.
 
     Args:
         seconds: How long the try ran.
@@ -616,7 +616,7 @@ def rank_objectives(
             score -= 0.25  # of one episode, beside the average of several
         sure = bool(words & RESULTS) or rises or (mine is not None and mine.goal is not None)
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=sure or metric.points > 1))
-    # Of equals the plainest name: accuracy before that of one class.
+    # Equal scores: the plainest name first, such as accuracy before that of one class.
     return sorted(found, key=lambda guess: (-guess.score, len(words_of(guess.metric))))
 
 

@@ -48,7 +48,7 @@ class MetricField:
     since: int = 1
     """Version of the schema that added the field."""
     exact: bool = True
-    """Whether repeating the run gives the same value; False if it depends on the clock or the machine."""
+    """Whether a repeated run returns the same value; False if it depends on the clock or the machine."""
     stream: Stream = "metrics"
     """File that contains the field."""
     info: str | None = None
@@ -260,7 +260,7 @@ def to_parquet(
 ) -> int:
     """Convert a metrics or monitor file to Parquet, atomically, and return the number of rows.
 
-    The same input gives the same bytes. Columns are the fields that occur, in the order of their declaration.
+    The same input returns the same bytes. Columns are the fields that occur, in the order of their declaration.
     Undeclared fields follow in alphabetical order, as floats, or as strings if they contain anything but numbers.
     """
     if not Path(jsonl).exists():

@@ -1,4 +1,4 @@
-"""Former names in this package. Each works for one more release, with a DeprecationWarning that gives the new name."""
+"""Former names in this package. Each works for one more release, with a DeprecationWarning that names the new one."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ProposalWriter(StudyView):
         self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.name}:{file}", digest))
 
     def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
-        """The guard said no, and why."""
+        """Record that the guard rejected it, and why."""
         text = dump_json(redact_data(list(problems)))
         self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
         self.ledger.record(catalogue.RejectedEvent(proposal=proposal, problems=load_own_json(text)), self.name)

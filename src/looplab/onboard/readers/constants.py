@@ -219,7 +219,7 @@ def _defaults(arguments: ast.arguments) -> dict[str, Any]:
 
 
 def _called(tree: ast.Module) -> dict[str, frozenset[str]]:
-    """Return the functions that the module calls by itself, and the parameters that it gives them."""
+    """Return the functions that the module calls by itself, and the parameters that it passes."""
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found: dict[str, frozenset[str]] = {}
 
@@ -242,7 +242,7 @@ def _called(tree: ast.Module) -> dict[str, frozenset[str]]:
 def _in_calls(tree: ast.Module, *, doubtful: bool) -> dict[str, dict[str, Any]]:
     """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`.
 
-    An argument that has several values in several calls of a function is left out: they could not be told apart.
+    An argument that has several values in several calls of a function is left out: they cannot be distinguished.
 
     Args:
         doubtful: Whether those count too that only may be hyper-parameters, if no other is one.

@@ -78,7 +78,7 @@ def _reads_variable(node: ast.FunctionDef) -> bool:
 
 
 def parse_number(value: Any) -> Any:
-    """Return the number that a text stands for, else the text."""
+    """Return the number that a text represents, else the text."""
     if not isinstance(value, str):
         return value
     for parse in (int, float):

@@ -33,6 +33,23 @@ def shapes(browser: Any, selector: str) -> list[str]:
     return list(browser.js(f"[...document.querySelectorAll({selector!r})].map((node) => node.getAttribute('d'))"))
 
 
+def drawn(browser: Any) -> list[list[float | None]]:
+    """The values of the lines in the chart of curves."""
+    lines = "curves.columns.map((one, i) => (one ? Array.from(curves.plot.data[i + 1]) : null)).filter(Boolean)"
+    found: list[list[float | None]] = json.loads(browser.js(f"JSON.stringify({lines})"))
+    return found
+
+
+def inked(browser: Any) -> int:
+    """How many pixels of the chart of curves are not transparent."""
+    return int(
+        browser.js(
+            "(() => { const {ctx} = curves.plot; const all = ctx.getImageData(0, 0, ctx.canvas.width, ctx.canvas.height).data;"
+            " let n = 0; for (let i = 3; i < all.length; i += 4) n += all[i] > 0; return n; })()"
+        )
+    )
+
+
 def box(browser: Any, selector: str, place: int = 0) -> tuple[float, float, float, float]:
     x, y, width, height = browser.js(
         f"(() => {{ const node = document.querySelectorAll({selector!r})[{place}];"
@@ -48,23 +65,26 @@ def test_the_dumped_page_holds_curves(page: Path, browser: Any, tmp_path: Path) 
          page.as_uri()],
         capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     ).stdout  # fmt: skip
-    paths = re.findall(r'<path class="line[^"]*" d="([^"]*)"', dumped)
+    assert "<canvas" in dumped
+    paths = re.findall(r'<path class="line[^"]*" d="([^"]*L[^"]*)"', dumped)
     assert len(paths) > 40
-    assert all(path.count("L") >= 1 for path in paths)
 
 
 def test_all_charts_are_drawn_and_no_request_leaves_the_page(page: Path, browser: Any) -> None:
     browser.open(page)
     assert browser.errors == []
     assert browser.requests == [page.as_uri()]
-    drawn = json.loads(browser.js("JSON.stringify(DATA.curves[0][1].map((curve) => curve[1].length))"))
-    curves = shapes(browser, ".card:nth-of-type(1) .base path.line")
-    assert len(curves) == len(drawn)
-    assert min(path.count("L") for path in curves) > 5
+    lines = drawn(browser)
+    assert len(lines) == browser.js("DATA.curves[0][2].length") == 40
+    assert min(sum(value is not None for value in line) for line in lines) > 5
+    assert len(set(map(tuple, lines))) == len(lines)
+    assert inked(browser) > 500
     assert len(shapes(browser, ".bestline")) == 1
-    assert len(shapes(browser, ".card:nth-of-type(3) .base path.line")) == browser.js("order.length")
+    knobs = "section[aria-label='Knobs and objective'] .base path.line"
+    assert browser.js(f'document.querySelectorAll("{knobs}").length') == browser.js("order.length")
+    assert browser.js("document.querySelectorAll('section[aria-label=Lineage] .trunk').length") >= 1
     assert browser.js("document.querySelectorAll('.shares .row').length") >= 6
-    assert browser.js("document.querySelectorAll('tr[data-run]').length") == 60
+    assert browser.js("table.view.length") == 60
 
 
 def test_the_file_names_nothing_outside_itself(page: Path) -> None:
@@ -77,16 +97,19 @@ def test_the_file_names_nothing_outside_itself(page: Path) -> None:
 def test_pointing_at_a_curve_tells_its_values_and_marks_the_run_everywhere(page: Path, browser: Any) -> None:
     browser.open(page)
     point = browser.js(
-        "(() => { const path = document.querySelector('.base path.line.best');"
-        " const place = path.getPointAtLength(path.getTotalLength() / 2);"
-        " const to = place.matrixTransform(path.getScreenCTM()); return [to.x, to.y]; })()"
+        "(() => { const over = curves.plot.over.getBoundingClientRect(); const at = curves.columns.findIndex((one) => one && one.id === DATA.best);"
+        " const middle = Math.floor(curves.plot.data[0].length / 2);"
+        " return [over.left + curves.plot.valToPos(curves.plot.data[0][middle], 'x'),"
+        "  over.top + curves.plot.valToPos(curves.plot.data[at + 1][middle], 'y')]; })()"
     )
+    browser.mouse("mouseMoved", point[0] - 1, point[1])
     browser.mouse("mouseMoved", *point)
     browser.wait_for("focus.hover !== null && !tip.hidden")
     tooltip = browser.js("tip.innerText")
     hovered = browser.js("RUNS[focus.hover].id")
     assert hovered in tooltip
     assert re.search(r"step \d+: \d\.\d+", tooltip)
+    browser.js("table.reveal(focus.hover)")
     assert browser.js("document.querySelector('tr.hot td').textContent") == hovered
     assert browser.js("[...document.querySelectorAll('svg .hot')].length") >= 3
     browser.mouse("mouseMoved", 2, 2)
@@ -95,31 +118,56 @@ def test_pointing_at_a_curve_tells_its_values_and_marks_the_run_everywhere(page:
 
 def test_another_metric_and_a_log_scale_draw_other_lines(page: Path, browser: Any) -> None:
     browser.open(page)
-    before = shapes(browser, ".card:nth-of-type(1) .base path.line")
+    before, scale = drawn(browser), browser.js("curves.plot.scales.y.distr")
     assert browser.js("document.querySelector('select').value") == "eval/loss"
-    browser.js("document.querySelector('.card:nth-of-type(1) input').click()")
-    logged = shapes(browser, ".card:nth-of-type(1) .base path.line")
+    browser.js("document.querySelector('section[aria-label=Curves] input').click()")
+    assert (scale, browser.js("curves.plot.scales.y.distr")) == (1, 3)
     browser.js(
         "(() => { const menu = document.querySelector('select'); menu.value = 'grad_norm';"
         " menu.dispatchEvent(new Event('change')); })()"
     )
-    other = shapes(browser, ".card:nth-of-type(1) .base path.line")
-    assert len(before) == len(logged) == len(other)
-    assert before != logged != other != before
+    other = drawn(browser)
+    assert len(before) == len(other)
+    assert before != other
     assert browser.errors == []
+
+
+def test_a_part_of_the_curves_can_be_zoomed_into_and_back(page: Path, browser: Any) -> None:
+    browser.open(page)
+    x, y, width, height = box(browser, "section[aria-label=Curves] .u-over")
+    browser.mouse("mousePressed", x + width / 4, y + height / 2)
+    for part in (0.3, 0.4, 0.5):
+        browser.send(
+            "Input.dispatchMouseEvent",
+            type="mouseMoved",
+            x=x + part * width,
+            y=y + height / 2,
+            button="left",
+            buttons=1,
+        )
+    browser.mouse("mouseReleased", x + width / 2, y + height / 2)
+    browser.wait_for("curves.zoom !== null")
+    low, high = browser.js("curves.zoom")
+    last = browser.js("curves.plot.data[0].at(-1)")
+    assert 0 < low < high < last
+    browser.js("[...document.querySelectorAll('button')].find((b) => b.textContent === 'reset zoom').click()")
+    browser.wait_for("curves.zoom === null && curves.plot.scales.x.max === curves.plot.data[0].at(-1)")
 
 
 def test_a_click_on_a_row_picks_the_run_in_all_charts_and_escape_lets_it_go(page: Path, browser: Any) -> None:
     browser.open(page)
-    x, y, _, height = box(browser, "tr[data-run]", 3)
+    x, y, _, height = box(browser, "tr[data-id]", 3)
     browser.click(x + 20, y + height / 2)
     browser.wait_for("focus.picked !== null")
     picked = browser.js("RUNS[focus.picked].id")
-    assert browser.js("document.querySelectorAll('tr[data-run]')[3].cells[0].textContent") == picked
+    assert browser.js("document.querySelectorAll('tr[data-id]')[3].cells[0].textContent") == picked
     assert browser.js("document.querySelector('.panel').hidden") is False
     assert picked in browser.js("document.querySelector('.panel').innerText")
     assert browser.js("location.hash") == f"#{picked}"
     assert browser.js("[...document.querySelectorAll('svg.quiet')].length") >= 3
+    assert browser.js("curves.hot") == browser.js("focus.picked") or not browser.js(
+        "curves.columns.some((one) => one && one.id === focus.picked)"
+    )
     browser.key("Escape")
     browser.wait_for("focus.picked === null && document.querySelector('.panel').hidden")
 
@@ -129,31 +177,50 @@ def test_an_address_with_a_run_opens_with_that_run(full: Any, page: Path, browse
     browser.open(page, fragment=f"#{run}")
     browser.wait_for("focus.picked !== null")
     assert browser.js("document.querySelector('.panel b').textContent") == run
-    links = browser.js("[...document.querySelectorAll('.panel a')].map((link) => link.href)")
-    assert links[0] == (page.parent / run).as_uri() + "/"
-    assert links[1].startswith("https://wandb.ai/")
+    links = dict(browser.js("[...document.querySelectorAll('.panel a')].map((link) => [link.textContent, link.href])"))
+    assert links["folder"] == (page.parent / run).as_uri() + "/"
+    assert links["W&B"].startswith("https://wandb.ai/")
 
 
 def test_the_table_sorts_filters_and_is_reached_by_keyboard(page: Path, browser: Any) -> None:
     browser.open(page)
-    cells = "[...document.querySelectorAll('tr[data-run]')].map((row) => row.cells[{}].textContent)"
-    first = browser.js(cells.format(4))
-    measured = [float(value) for value in first if value != "–"]
+    cells = "[...document.querySelectorAll('tr[data-id]')].map((row) => row.cells[{}].textContent)"
+    measured = [float(value) for value in browser.js(cells.format(1)) if value != "–"]
     assert measured == sorted(measured)
+    assert len(measured) > 20
     browser.js("[...document.querySelectorAll('th button')].find((b) => b.textContent.startsWith('run')).click()")
     assert browser.js(cells.format(0)) == sorted(browser.js(cells.format(0)))
     browser.js("document.querySelector('input[type=search]').focus()")
     browser.type("muon leaders")
     browser.wait_for("focus.shown !== null")
-    shown = browser.js("document.querySelectorAll('tr[data-run]').length")
+    shown = browser.js("table.view.length")
     assert 0 < shown < 60
-    assert browser.js("document.querySelectorAll('.card:nth-of-type(2) .out').length") == 60 - shown
-    browser.js("document.querySelector('tr[data-run]').focus()")
+    assert (
+        browser.js("document.querySelectorAll('section[aria-label=\"Best so far\"] .base .out').length") == 60 - shown
+    )
+    browser.js("document.querySelector('tr[data-id]').focus()")
     browser.key("ArrowDown")
-    assert browser.js("document.activeElement === document.querySelectorAll('tr[data-run]')[1]")
+    assert browser.js("document.activeElement === document.querySelectorAll('tr[data-id]')[1]")
     assert browser.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     browser.key("Enter")
     browser.wait_for("focus.picked !== null")
+
+
+def test_any_knob_or_metric_can_be_a_column_and_a_filter(page: Path, browser: Any) -> None:
+    browser.open(page)
+    browser.js("(() => { const menu = document.querySelector('details.columns'); menu.open = true; })()")
+    browser.wait_for("document.querySelectorAll('.column-list input').length > 10")
+    browser.js(
+        "[...document.querySelectorAll('.column-list label')].find((one) => one.textContent === 'width').firstChild.click()"
+    )
+    assert "width" in browser.js("[...document.querySelectorAll('th button')].map((one) => one.textContent)")
+    browser.js("document.querySelector('input[type=search]').focus()")
+    browser.type("model.width>256 -by:search")
+    browser.wait_for("focus.shown !== null")
+    widths = browser.js("DATA.knobs.findIndex((knob) => knob.key === 'model.width')")
+    kept = browser.js(f"table.view.map((run) => [run.knobs[{widths}], run.by])")
+    assert kept
+    assert all(width > 256 and by != "search" for width, by in kept)
 
 
 def test_dragging_along_an_axis_keeps_only_the_runs_inside(page: Path, browser: Any) -> None:
@@ -177,7 +244,7 @@ def test_nothing_in_reasons_logs_or_configs_runs(making: Any, maker: Any, browse
     maker.reject(f"model.width@set={HOSTILE}", HOSTILE, HOSTILE)
     (maker.outputs / maker.record.run("1").id / "record/notes.md").write_text(HOSTILE)
     path = page_of(maker)
-    assert path.read_text().count("</script>") == 2
+    assert path.read_text().count("</script>") == 3
     browser.open(path, fragment=f"#{maker.record.run('1').id}")
     assert browser.errors == []
     assert browser.js("document.title") == "tiny – looplab"
@@ -209,7 +276,7 @@ def test_names_of_metrics_and_values_may_be_anything(making: Any, maker: Any, br
             f"(() => {{ const menu = document.querySelector('select'); menu.selectedIndex = {place};"
             " menu.dispatchEvent(new Event('change')); })()"
         )
-        assert len(shapes(browser, ".card:nth-of-type(1) .base path.line")) == 2
+        assert len(drawn(browser)) == 2
     assert browser.errors == []
 
 
@@ -228,7 +295,7 @@ def test_a_study_of_any_kind_has_a_page_without_errors(
     elif which == "diverged":
         for n in range(9):
             maker.train(making.edited(model__width=2 ** (n + 5)), [1.0, -2.0, float("nan"), 10.0 ** (n * 30)])
-    for width in (1280, 800):
+    for width in (1280, 800, 390):
         browser.open(page_of(maker), width=width)
         assert browser.errors == []
         assert browser.js("document.querySelector('h1').textContent") == "tiny"
@@ -236,7 +303,7 @@ def test_a_study_of_any_kind_has_a_page_without_errors(
         assert "NaN" not in browser.js("document.querySelector('main').innerHTML")
 
 
-@pytest.mark.parametrize("width", [1280, 800])
+@pytest.mark.parametrize("width", [1280, 800, 390])
 def test_the_page_fits_its_window_in_light_and_dark(page: Path, browser: Any, width: int) -> None:
     seen = set()
     for dark in (False, True):
@@ -255,4 +322,6 @@ def test_a_thousand_runs_stay_a_small_file(making: Any, maker: Any, browser: Any
     assert path.stat().st_size < 5_000_000
     browser.open(path)
     assert browser.errors == []
-    assert browser.js("document.querySelectorAll('tr[data-run]').length") == 1000
+    assert browser.js("table.view.length") == 1000
+    assert browser.js("document.querySelectorAll('tr[data-id]').length") <= 80
+    assert browser.js("document.querySelectorAll('*').length") < 12_000

@@ -259,7 +259,9 @@ def test_the_page_draws_a_bar_for_each_challenger_that_was_compared(judged_full:
     assert judge is not None
     compared = [one for one in judge.challengers if one.effect is not None]
     card = "section[aria-label=Judged]"
-    assert browser.js(f"document.querySelectorAll('{card} .base .bar-line').length") == len(compared)
+    assert browser.js(f"document.querySelectorAll('{card} .base .line').length") == len(compared)
+    tested = [one for one in compared if one.p is not None and one.n > 1]
+    assert browser.js(f"document.querySelectorAll('{card} .base .bar-line').length") == len(tested) < len(compared)
     assert browser.js(f"document.querySelectorAll('{card} .zero').length") == 1
     assert judge.headline in browser.js(f"document.querySelector('{card} .headline').textContent")
     kept = sum(one.verdict == "keep" for one in compared)
@@ -285,7 +287,7 @@ def test_a_bar_that_is_pointed_at_tells_why_and_picks_its_run(page: Path, browse
 def test_the_page_shows_who_proposed_what_and_how_far_each_is_trusted(page: Path, browser: Any) -> None:
     browser.open(page)
     trusted = "section[aria-label='How much each proposer is trusted']"
-    assert browser.js(f'document.querySelectorAll("{trusted} .base path.line").length') == 3
+    assert browser.js("trusted.columns.length") == 3
     assert "search 90 %" in browser.js(f'document.querySelector("{trusted}").textContent')
     proposed = browser.js("""document.querySelector("section[aria-label='Who proposed what']").innerText""")
     assert all(name in proposed for name in ("search", "agent", "rules", "kept", "discarded"))
@@ -294,7 +296,7 @@ def test_the_page_shows_who_proposed_what_and_how_far_each_is_trusted(page: Path
 
 def test_replicates_are_rows_of_the_table_only_when_asked_for(judged_full: Any, page: Path, browser: Any) -> None:
     browser.open(page)
-    rows = "document.querySelectorAll('tr[data-run]').length"
+    rows = "table.view.length"
     facts = facts_of(judged_full)
     assert browser.js(rows) == len(facts.entries)
     assert browser.js("order.length") == len(facts.measured)

@@ -562,6 +562,29 @@ def status(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 
 
 @app.command()
+def top(
+    study: Annotated[str | None, typer.Argument(help="The study (default: the one that runs).")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    since: Annotated[str, typer.Option("--since", help="Tell what happened in this time: 30m, 12h, 2d.")] = "12h",
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Watch a study at a glance: champion, slots, queue, budgets, verdicts, alarms.
+
+    It only reads. In a pipe it prints one frame.
+    """
+    from looplab.cli import top as screen
+    from looplab.config.lab import parse_duration
+    from looplab.errors import LabError
+
+    try:
+        seconds = parse_duration(since)
+    except ValueError as error:
+        raise LabError(f"--since: {error}") from None
+    screen.top(lab, study, once=once, json=json, since_s=seconds)
+
+
+@app.command()
 def show(run: RunName = "LATEST", lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
     """Show one run: its origin, its changes and its metrics."""
     from looplab.cli import looking

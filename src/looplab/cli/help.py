@@ -39,6 +39,7 @@ GROUPS = {
     "Look": {
         "ui": "looplab ui --port 8000",
         "status": "looplab status",
+        "top": "looplab top --since 8h",
         "show": "looplab show BEST",
         "logs": "looplab logs LATEST --follow",
         "diff": "looplab diff 3 BEST",

@@ -211,7 +211,7 @@ def compare_page(comparison: RunComparison) -> str:
             for name in drawn
         ],
     }
-    return html.page(f"{comparison.study}: runs side by side – looplab", data, "charts.js", "compare.js")
+    return html.page(f"{comparison.study}: runs side by side – looplab", data, "compare.js")
 
 
 def _short(values: Sequence[float | None]) -> list[float | None]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from looplab.config.lab import StudyConfig
 from looplab.ledger.roles import Origin
@@ -16,6 +20,8 @@ from looplab.report.facts import RunFacts, StudyFacts
 MAX_DRAWN = 40
 MAX_POINTS = 400
 MAX_METRICS = 24
+MAX_SEEDS = 8
+"""Runs of one config that are read for its band."""
 _LEADERS, _LATEST, _BASES, _FAILED = 10, 8, 3, 4
 
 
@@ -99,3 +105,87 @@ def metrics_drawn(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[str]:
             counts[name] = counts.get(name, 0) + 1
     names = sorted(counts, key=lambda name: (name != facts.metric, -counts[name]))
     return names[:MAX_METRICS]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The curve of a config on a grid: mean, and the range between its seeds, or within each cell for a single run.
+
+    NaN where it has no value; `low` and `high` are None if there is nothing but the mean.
+    """
+
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64] | None
+    high: NDArray[np.float64] | None
+    seeds: int
+
+
+def read_seeds(facts: StudyFacts, study: StudyConfig, leads: Sequence[str]) -> dict[str, list[Batch]]:
+    """Return the curves of the replicates of some runs, by the run that they repeat."""
+    found: dict[str, list[Batch]] = {}
+    for run in facts.runs:
+        if run.into is None or run.into not in leads or run.row.state != "ended":
+            continue
+        own = found.setdefault(run.into, [])
+        if len(own) < MAX_SEEDS - 1:
+            batch = read(facts.folder, run.row, study)
+            own.append({name: thin(curve, MAX_POINTS) for name, curve in batch.items()})
+    return found
+
+
+def common_grid(curves: Sequence[Curve], limit: int = MAX_POINTS) -> tuple[NDArray[np.float64], bool]:
+    """Return the x values at which curves are drawn together: all their steps, or the centres of `limit` equal cells;
+    and whether they are cells."""
+    steps = np.unique(np.concatenate([np.asarray(curve.steps, dtype=float) for curve in curves] or [np.empty(0)]))
+    steps = steps[np.isfinite(steps)]
+    if len(steps) <= limit:
+        return steps, False
+    edges = np.linspace(steps[0], steps[-1], limit + 1)
+    return (edges[:-1] + edges[1:]) / 2, True
+
+
+def band(curves: Sequence[Curve], grid: NDArray[np.float64], *, cells: bool) -> Band:
+    """Return the curves of one config, one for each seed, as one curve on a grid."""
+    placed = [_on_grid(curve, grid, cells=cells) for curve in curves]
+    means = np.array([mean for mean, _, _ in placed])
+    counts = np.isfinite(means).sum(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.where(counts > 0, np.nansum(means, axis=0) / np.maximum(counts, 1), np.nan)
+    if len(placed) > 1:
+        return Band(mean, np.fmin.reduce(means), np.fmax.reduce(means), len(placed))
+    _, low, high = placed[0]
+    return Band(mean, low if cells else None, high if cells else None, 1)
+
+
+def _on_grid(
+    curve: Curve, grid: NDArray[np.float64], *, cells: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean, minimum and maximum of a curve in each cell, with straight lines between its points; NaN outside it,
+    and where it has no finite value."""
+    steps, values = np.asarray(curve.steps, dtype=float), np.asarray(curve.values, dtype=float)
+    nothing = np.full(len(grid), np.nan)
+    usable = np.isfinite(steps)
+    finite = usable & np.isfinite(values)
+    if not finite.any():
+        return nothing, nothing, nothing
+    if cells:
+        width = grid[1] - grid[0]
+        place = np.clip(((steps[usable] - grid[0]) / width + 0.5).astype(int), 0, len(grid) - 1)
+    else:
+        place = np.searchsorted(grid, steps[usable])
+    gap = np.zeros(len(grid), dtype=bool)
+    gap[place] = True
+    own, inside = values[finite], place[np.isfinite(values[usable])]
+    sums = np.bincount(inside, own, len(grid))
+    counts = np.bincount(inside, minlength=len(grid))
+    low, high = np.full(len(grid), np.inf), np.full(len(grid), -np.inf)
+    np.minimum.at(low, inside, own)
+    np.maximum.at(high, inside, own)
+    has = counts > 0
+    gap &= ~has
+    known = np.flatnonzero(has)
+    between = np.zeros(len(grid), dtype=bool)
+    between[known[0] : known[-1] + 1] = True
+    filled = np.interp(grid, grid[known], sums[known] / counts[known])
+    mean = np.where(between & ~gap, filled, np.nan)
+    return mean, np.where(has, low, mean), np.where(has, high, mean)

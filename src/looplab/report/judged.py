@@ -228,7 +228,8 @@ class Judged:
         lines = []
         own = self.of(self.champion)
         if own is not None and self.champion != self.base:
-            lines.append(f"Its verdict: {own.why}" + (f" ({'; '.join(own.flags)})" if own.flags else ""))
+            why = own.why.replace("Better: ", "It was promoted for being ", 1)
+            lines.append(why + (f" ({'; '.join(own.flags)})" if own.flags else ""))
         if self.sigma is not None and self.by != "deterministic":
             basis = f"standard deviation, from {self.noise_runs} runs of {wording.plural(self.noise_points, 'config')}"
             lines.append(

@@ -34,8 +34,9 @@ def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Pat
     else:
         folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
-    # Replicates are part of a mean; their curves would only crowd out those of other configs.
+    # Replicates are part of a mean: each config is one line, and its seeds are a band around it.
     drawn = curves.read_drawn(replace(facts, runs=tuple(facts.entries)), study)
+    seeds = curves.read_seeds(facts, study, list(drawn))
     pictures: list[Path] = []
     if plots:
         from looplab.report.plots import write_plots
@@ -44,7 +45,7 @@ def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Pat
     names = [str(picture.relative_to(folder)) for picture in pictures]
     contents = {
         MARKDOWN: markdown.render(facts, shares, names, label),
-        HTML: html.study_page(facts, shares, drawn, label),
+        HTML: html.study_page(facts, shares, drawn, label, seeds=seeds),
         SUMMARY: summary(facts),
     }
     for name, content in contents.items():

@@ -271,15 +271,14 @@ export class LineChart {
     return [low - pad, high + pad];
   }
   inView(plot) {
-    const { min, max } = plot.scales.x;
-    const x = plot.data[0];
+    const [first, last] = plot.series[0].idxs ?? [0, plot.data[0].length - 1]; // the scale itself is set after this
     const columns = this.columns.map((one, i) => (one && plot.series[i + 1].show ? plot.data[i + 1] : null)).filter(Boolean);
-    const step = Math.max(1, Math.floor((x.length * columns.length) / SAMPLED));
+    const step = Math.max(1, Math.floor(((last - first) * columns.length) / SAMPLED));
     const values = [];
     let k = 0;
     for (const column of columns) {
-      for (let i = 0; i < x.length; i++) {
-        if (x[i] < min || x[i] > max || column[i] === null || column[i] === undefined) continue;
+      for (let i = first; i <= last; i++) {
+        if (column[i] === null || column[i] === undefined) continue;
         if (k++ % step === 0) values.push(column[i]);
       }
     }
@@ -345,7 +344,11 @@ export class LineChart {
     over.addEventListener("click", () => {
       if (this.found && this.options.onpick) this.options.onpick(this.found.id);
     });
-    over.addEventListener("mousemove", (event) => (this.event = event));
+    over.addEventListener("mousemove", (event) => {
+      this.event = event;
+      this.look(this.found ?? null);
+      this.pointed(plot);
+    });
     over.addEventListener("mouseleave", () => {
       this.event = null;
       this.look(null);

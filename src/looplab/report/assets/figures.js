@@ -247,7 +247,7 @@ export class Forest extends Figure {
   }
   draw() {
     const isNarrow = this.width < 720;
-    [this.left, this.right, this.top, this.bottom] = [isNarrow ? 76 : 90, isNarrow ? 116 : 372, 22, 40];
+    [this.left, this.right, this.top, this.bottom] = [isNarrow ? 76 : 90, isNarrow ? 116 : 400, 22, 40];
     const tall = this.top + FOREST_STEP * this.rows.length + this.bottom;
     this.size(tall);
     const bottom = tall - this.bottom;
@@ -268,7 +268,7 @@ export class Forest extends Figure {
     this.text((this.left + this.width - this.right) / 2, bottom + 32, this.across, { "text-anchor": "middle" });
     const columns = isNarrow
       ? [[6, "verdict"]]
-      : [[12, "verdict"], [98, "better by, 95 %"], [246, "p / bar"], [346, "n"]];
+      : [[12, "verdict"], [98, "better by, 95 %"], [246, "p / bar"], [376, "n"]];
     const at = (offset) => this.width - this.right + offset;
     for (const [offset, words] of columns) this.text(at(offset), 12, words);
     this.rows.forEach((one, i) => {

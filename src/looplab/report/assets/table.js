@@ -223,12 +223,17 @@ export class Table {
     const sample = this.rows.filter((_, place) => place % step === 0);
     const longest = (column) =>
       sample.reduce((most, row) => Math.max(most, String(column.get(row) ?? "").length), column.name.length + 2);
-    const widths = columns.map((column) => column.width || Math.min(340, Math.max(column.num ? 72 : 48, 20 + 6.9 * longest(column))));
+    const widths = columns.map((column) => column.width || Math.min(340, Math.max(column.num ? 72 : 48, 20 + 7.3 * longest(column))));
     const room = (this.scroller.clientWidth || 900) - (this.selectable ? 34 : 0);
     const total = widths.reduce((sum, width) => sum + width, 0);
     if (this.isNarrow()) return widths.map((width) => (width * room) / total);
-    if (total >= room) return widths;
     const loose = columns.map((column) => !column.width && !column.num);
+    if (total >= room) {
+      // Long texts give way, as far as they stay readable.
+      const spare = widths.reduce((sum, width, i) => sum + (loose[i] ? Math.max(0, width - 130) : 0), 0);
+      const part = spare ? Math.min(1, (total - room) / spare) : 0;
+      return widths.map((width, i) => (loose[i] ? width - part * Math.max(0, width - 130) : width));
+    }
     const growing = widths.reduce((sum, width, i) => sum + (loose[i] ? width : 0), 0);
     return widths.map((width, i) => (growing ? (loose[i] ? width + ((room - total) * width) / growing : width) : width * (room / total)));
   }

@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained file with styles, scripts and data; charts are drawn as SVG.
+"""`report.html`: one self-contained file with styles, scripts and data, on the modules that `looplab ui` serves.
 
 The page sends no requests, and nothing in the data can run: its policy allows only the scripts of this folder, by hash;
 `<` is escaped in the data; the scripts write text only to text nodes.
@@ -12,23 +12,29 @@ from importlib.resources import files
 from math import isfinite
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from looplab.measure.base import Batch, Curve
 from looplab.report import wording
-from looplab.report.bundle import content_hash, read_asset
-from looplab.report.curves import metrics_drawn, thin
+from looplab.report.bundle import UPLOT, content_hash, join_modules, read_asset
+from looplab.report.curves import band, common_grid, metrics_drawn
 from looplab.report.facts import KnobFacts, RunFacts, StudyFacts, how_it_ended
 from looplab.report.importance import LABEL, Importance
 from looplab.report.judged import Judged, MixFacts
 
 MAX_POINTS = 180_000
 """Points of all curves on a page: about three megabytes."""
+MAX_GRID = 300
+"""Points of one curve."""
 MAX_TEXT = 1_000_000
 """Characters of all reasons, hypotheses and notes on a page."""
 MAX_FAILURES = 30
 MAX_REJECTED = 200
 LAST_METRICS = 12
 MAX_JUDGED = 400
-SCRIPTS = ("charts.js", "study.js", "judged.js", "knobs.js", "table.js", "page.js")
+MODULES = ("dom.js", "table.js", "charts.js", "figures.js")
+SCRIPTS = ("study.js", "judged.js", "knobs.js", "runs.js", "page.js")
 FEW = 7
 """A knob with at most this many values has a tick at each of them."""
 
@@ -48,6 +54,7 @@ _PAGE = """\
 <main id="page"></main>
 <noscript>This page draws its charts with its own script. Without scripts, read report.md next to it.</noscript>
 <script type="application/json" id="data">{data}</script>
+<script>{library}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -55,19 +62,28 @@ _PAGE = """\
 
 
 def page(title: str, data: Mapping[str, Any], *scripts: str) -> str:
-    """Return a self-contained page from data and scripts of this folder."""
+    """Return a self-contained page from data and scripts of this folder; they may use the shared modules."""
     here = files(__name__)
-    style = read_asset("theme.css") + (here / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((here / name).read_text(encoding="utf-8") for name in scripts)
+    library, library_style = map(read_asset, UPLOT)
+    style = library_style + read_asset("theme.css") + (here / "page.css").read_text(encoding="utf-8")
+    own = [(here / name).read_text(encoding="utf-8") for name in scripts]
+    script = join_modules([*map(read_asset, MODULES), *own])
     policy = (
-        f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}'; img-src data:;"
-        " base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{content_hash(library)}' '{content_hash(script)}';"
+        f" style-src '{content_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     packed = wording.to_json(data).replace("<", "\\u003c")
-    return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, script=script)
+    return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, library=library, script=script)
 
 
-def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], label: str = LABEL) -> str:
+def study_page(
+    facts: StudyFacts,
+    importance: Importance,
+    drawn: Mapping[str, Batch],
+    label: str = LABEL,
+    *,
+    seeds: Mapping[str, Sequence[Batch]] | None = None,
+) -> str:
     """Return the page of a study.
 
     Args:
@@ -75,6 +91,7 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         importance: Importance of its knobs.
         drawn: Curves of some of its runs, by run id.
         label: How the importance was measured.
+        seeds: Curves of the replicates of those runs.
     """
     knobs = facts.varying
     places = {knob.key: k for k, knob in enumerate(knobs)}
@@ -103,7 +120,7 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         ],
         "metrics": metrics,
         "runs": [_run(run, rows, knobs, places, metrics, longest) for run in facts.runs],
-        "curves": _curves(facts, drawn),
+        "curves": _curves(facts, drawn, seeds or {}),
         "importance": {
             "label": label,
             "shared": label == LABEL,
@@ -144,6 +161,8 @@ def _judge(judge: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
         "sentences": judge.sentences,
         "base": rows.get(judge.base or ""),
         "sigma": short(judge.sigma),
+        "alpha": [judge.alpha, short(judge.spent), short(judge.reserved)] if judge.by == "test" else None,
+        "champions": [rows[one.run] for one in judge.judgements if one.verdict == "keep" and one.run in rows],
         "entrants": [
             {
                 "run": rows[one.run],
@@ -152,7 +171,8 @@ def _judge(judge: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
                 "low": short(one.low),
                 "high": short(one.high),
                 "shown": one.interval,
-                "p": None if one.p is None else wording.number(one.p, 2),
+                "p": short(one.p, 3),
+                "bar": short(one.bar, 3),
                 "n": one.n,
                 "against": one.against,
                 "why": wording.cut(one.why, 400),
@@ -254,15 +274,35 @@ def _last_metrics(facts: StudyFacts) -> list[str]:
     return sorted(counts, key=lambda name: -counts[name])[:LAST_METRICS]
 
 
-def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[tuple[str, list[Any]]]:
+def _curves(
+    facts: StudyFacts, drawn: Mapping[str, Batch], seeds: Mapping[str, Sequence[Batch]]
+) -> list[tuple[str, list[float | None], list[Any]]]:
+    """Return, by metric, its grid and for each config its row, mean, low, high and number of seeds."""
     names = metrics_drawn(facts, drawn)
     lines = sum(name in batch for name in names for batch in drawn.values())
-    points = max(40, MAX_POINTS // max(1, lines))
+    limit = min(MAX_GRID, max(40, MAX_POINTS // max(1, 2 * lines)))
     places = {run.row.id: place for place, run in enumerate(facts.runs)}
-    return [
-        (name, [(places[run], *packed(thin(batch[name], points))) for run, batch in drawn.items() if name in batch])
-        for name in names
-    ]
+    found = []
+    for name in names:
+        own = {
+            run: [one[name] for one in (batch, *seeds.get(run, ())) if name in one]
+            for run, batch in drawn.items()
+            if name in batch
+        }
+        grid, cells = common_grid([curve for curves in own.values() for curve in curves], limit)
+        bands = ((places[run], band(curves, grid, cells=cells)) for run, curves in own.items())
+        found.append(
+            (
+                name,
+                [short(step, 9) for step in grid.tolist()],
+                [(place, _packed(one.mean), _packed(one.low), _packed(one.high), one.seeds) for place, one in bands],
+            )
+        )
+    return found
+
+
+def _packed(values: NDArray[np.float64] | None) -> list[float | None] | None:
+    return None if values is None else [short(value, 5) for value in values.tolist()]
 
 
 def packed(curve: Curve) -> tuple[list[float | None], list[float | None]]:

@@ -2,7 +2,6 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
-const focus = new Focus();
 const page = document.getElementById("page");
 const swatch = (i) => el("span", { class: `swatch k${i % 8}` });
 
@@ -77,15 +76,17 @@ function metricCell(value, first, best, i, goal) {
   return cell;
 }
 
-function tell(found) {
-  const run = RUNS[found.run];
+function tell(series, x, y) {
+  const run = RUNS[series.id];
   const rows = [
     el("div", {}, el("b", { text: run.id }), ` · ${run.by} · ${run.status}`),
-    el("div", { text: `step ${show(found.step, 8)}: ${show(found.value, 6)}` }),
+    el("div", { text: `step ${show(x, 8)}: ${show(y, 6)}` }),
   ];
   if (run.why) rows.push(el("div", { class: "why", text: cut(run.why, 160) }));
   return rows;
 }
+
+const charts = [];
 
 function drawCurves(host) {
   for (const [metric, curves] of DATA.curves) {
@@ -95,8 +96,9 @@ function drawCurves(host) {
     const place = el("div");
     node.append(place);
     host.append(node);
-    const options = { curves, style: (run) => `l${run % 8}`, order: (run) => -run, tell, tall: 240 };
-    const chart = new Curves(place, `curves of ${metric}`, focus, options);
+    const chart = new LineChart(place, { label: `curves of ${metric}`, height: 240, sync: "compare", tell });
+    chart.setSeries(curves.map(([run, x, y]) => ({ id: run, name: RUNS[run].id, colour: `c${run % 8}`, x, y })));
+    charts.push(chart);
   }
 }
 

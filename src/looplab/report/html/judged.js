@@ -1,7 +1,5 @@
 // Verdicts with effects and intervals; proposers; watch rules; reproductions.
 
-// A shape per verdict, for readers who cannot distinguish the colours.
-const VERDICTS = { keep: 0, inconclusive: 3, discard: 1, crash: 4, void: 4 };
 const MOST_EFFECTS = 30;
 
 // `right`: columns aligned to the right.
@@ -16,80 +14,13 @@ function plainTable(names, rows, right = []) {
 
 const runLink = (id) => el("a", { href: `#${id}`, text: id });
 
-// One row per challenger: its name, its effect with the 95 % interval, and the numbers.
-class Effects extends Points {
-  constructor(host, entrants) {
-    super(host, "how much better each challenger was, with its 95 % interval", focus);
-    this.entrants = entrants;
-    this.tell = (found) => {
-      const one = this.entrants.find((entrant) => entrant.run === found.run);
-      return describe(found.run, el("div", { text: one.why }), ...one.flags.map((text) => el("div", { text })));
-    };
-    this.redraw();
-  }
-  draw() {
-    const step = 21;
-    const narrow = this.width < 720;
-    [this.left, this.right, this.top, this.bottom] = [84, narrow ? 84 : 350, 22, 42];
-    const tall = this.top + step * this.entrants.length + this.bottom;
-    this.size(tall);
-    const bottom = tall - this.bottom;
-    const { sigma } = DATA.judge;
-    const ends = this.entrants.flatMap((one) => [one.effect, one.low ?? one.effect, one.high ?? one.effect]);
-    const range = extent([...ends, 0, sigma || 0], 0.04, 1.5);
-    const x = linear(Math.min(0, range.low), Math.max(0, range.high), this.left + 12, this.width - this.right - 12);
-    const inside = (value) => within(x(value), this.left, this.width - this.right);
-    for (const tick of x.ticks(Math.max(2, Math.floor((this.width - this.left - this.right) / 80)))) {
-      const place = { x1: x(tick), x2: x(tick), y1: this.top - 4, y2: bottom };
-      this.base.append(
-        svg("line", { class: tick === 0 ? "zero" : "grid-line", ...place }),
-        svg("text", { x: x(tick), y: bottom + 15, "text-anchor": "middle", text: show(tick, 4) }),
-      );
-    }
-    if (sigma) {
-      const [from, to] = [inside(-sigma), inside(sigma)];
-      const band = { x: from, width: to - from, y: this.top - 4, height: bottom - this.top + 4 };
-      this.base.prepend(svg("rect", { class: "noise", ...band }));
-    }
-    const middle = (this.left + this.width - this.right) / 2;
-    const label = `better by, in ${DATA.metric}`;
-    this.base.append(svg("text", { x: middle, y: bottom + 32, "text-anchor": "middle", text: label }));
-    const columns = narrow
-      ? [[8, "verdict"]]
-      : [[12, "verdict"], [98, "better by, 95 %"], [254, "p"], [324, "n"]];
-    const at = (offset) => this.width - this.right + offset;
-    for (const [offset, text] of columns) this.base.append(svg("text", { x: at(offset), y: 12, text }));
-    this.entrants.forEach((one, i) => {
-      const y = this.top + step * (i + 0.5);
-      const name = { x: 0, y: y + 4, class: one.run === DATA.best ? "best-name" : "title-text" };
-      this.base.append(svg("text", { ...name, text: RUNS[one.run].id }));
-      const cells = [one.verdict, one.shown, one.p ?? "no test", String(one.n)];
-      columns.forEach(([offset], k) => {
-        const style = k ? "title-text" : `t-${one.verdict}`;
-        this.base.append(svg("text", { x: at(offset), y: y + 4, class: style, text: cells[k] }));
-      });
-      if (one.low !== null && one.high !== null) {
-        const bar = { x1: inside(one.low), x2: inside(one.high), y1: y, y2: y };
-        this.mark(one.run, svg("line", { class: `line bar-line l-${one.verdict}`, ...bar }));
-      }
-      const shape = SHAPES[VERDICTS[one.verdict] ?? 0];
-      this.place(one.run, inside(one.effect), y, `t-${one.verdict}`, (px, py) => shape(px, py, 4));
-    });
-  }
-  nearest(px, py) {
-    const i = Math.floor((py - this.top) / 21);
-    const one = this.entrants[i];
-    const spot = one && this.spots.find((found) => found.run === one.run);
-    return spot && !this.focus.hides(spot.run) ? spot : null;
-  }
-}
-
 function drawJudged(host) {
   const judge = DATA.judge;
   if (!judge) return;
   const node = card("Judged", true);
   node.append(el("p", { class: "headline", text: `${judge.headline}.` }));
   node.append(el("ul", { class: "details-list" }, ...judge.sentences.map((text) => el("li", { text }))));
+  if (judge.alpha) node.append(alphaMeter(...judge.alpha));
   const able = judge.entrants.filter((one) => one.effect !== null);
   if (able.length) {
     // Tested challengers first, then the latest.
@@ -98,11 +29,26 @@ function drawJudged(host) {
     const place = el("div");
     node.append(place);
     host.append(node);
-    new Effects(place, able.filter((one) => chosen.has(one)));
+    const shown = able.filter((one) => chosen.has(one));
+    // The champion first, then in order of judgement.
+    shown.sort((a, b) => (b.run === DATA.best) - (a.run === DATA.best));
+    const why = (i) => able.find((one) => one.run === i);
+    const tested = (one) => one.p !== null && one.n > 1;
+    new Forest(place, {
+      label: "how much better each challenger was, with its 95 % interval",
+      across: `better by, in ${DATA.metric}`,
+      noise: judge.sigma,
+      best: DATA.best,
+      focus,
+      rows: shown.map((one) => ({ ...one, id: one.run, name: RUNS[one.run].id, paired: tested(one) })),
+      tell: (i) => describe(i, el("div", { text: why(i).why }), ...why(i).flags.map((text) => el("div", { text }))),
+    });
     const keys = [...new Set(able.map((one) => one.verdict))].map((verdict) =>
-      el("span", { class: "key" }, icon(`t-${verdict}`, SHAPES[VERDICTS[verdict] ?? 0](6, 6, 4)), verdict),
+      el("span", { class: "key" }, icon(`t-${verdict}`, SHAPES[VERDICT_SHAPES[verdict] ?? 0](6, 6, 4)), verdict),
     );
     if (judge.sigma) keys.push(el("span", { class: "key" }, el("i", { class: "noise-mark" }), "the noise of one run"));
+    if (shown.some((one) => !tested(one))) keys.push(el("span", { text: "dashed: one run, no test" }));
+    if (shown.some((one) => one.bar !== null)) keys.push(el("span", { text: "p / bar: the p that was needed" }));
     keys.push(el("span", { text: "each against the champion of its time, in order of judgement" }));
     if (able.length > MOST_EFFECTS) keys.push(el("span", { text: `${MOST_EFFECTS} of ${able.length}` }));
     node.append(el("div", { class: "under" }, ...keys));
@@ -113,11 +59,24 @@ function drawJudged(host) {
   }
 }
 
+// How much of the study's error probability is spent, and held by open tests.
+function alphaMeter(alpha, spent, reserved) {
+  const bar = (part, style) => {
+    const node = el("div", { class: style });
+    node.style.width = `${Math.min(100, (100 * part) / alpha)}%`;
+    return node;
+  };
+  const text = `alpha ${show(alpha, 2)}: ${show(spent, 2)} spent, ${show(reserved, 2)} held by open tests`;
+  const meter = el("div", { class: "meter alpha", role: "img", "aria-label": text }, bar(spent, "spent"), bar(reserved, "held"));
+  return el("div", { class: "alpha-row" }, el("span", { class: "small muted", text }), meter);
+}
+
 // -- proposers
 
 function drawMix(host) {
   if (!DATA.mix) return;
   const { credit, names, weights } = DATA.mix;
+  if (credit.length < 2) return; // one proposer proposed everything
   const mixed = names.length > 1 && weights.length > 0;
   const node = card("Who proposed what", !mixed);
   const kinds = ["kept", "partly", "discarded", "crashed", "open"];
@@ -139,18 +98,20 @@ function drawMix(host) {
   if (mixed) drawWeights(host, names, weights);
 }
 
+let trusted = null;
+
 function drawWeights(host, names, weights) {
   const node = card("How much each proposer is trusted", false);
   const place = el("div");
   node.append(place);
   host.append(node);
   const steps = weights.map(([n]) => n);
-  const curves = names.map((_, k) => [k, steps, weights.map(([, shares]) => shares[k])]);
   const colour = (k) => (DATA.proposers.includes(names[k]) ? DATA.proposers.indexOf(names[k]) : k) % 8;
-  const tell = (found) => [el("b", { text: names[found.run] }), ` ${Math.round(100 * found.value)} %`];
-  const look = { style: (k) => `l${colour(k)}`, order: (k) => -k, tell };
-  const options = { curves, ...look, tall: 190, range: { low: 0, high: 1 }, across: "proposals" };
-  new Curves(place, "the share of each proposer over time", new Focus(), options);
+  const percent = (value) => `${Math.round(100 * value)} %`;
+  const look = { height: 190, range: [0, 1], across: "proposals", legend: false, format: percent };
+  trusted = new LineChart(place, { label: "the share of each proposer over time", ...look });
+  const line = (name, k) => ({ id: k, name, colour: `c${colour(k)}`, x: steps, y: weights.map(([, shares]) => shares[k]) });
+  trusted.setSeries(names.map(line));
   const last = weights[weights.length - 1][1];
   const keys = names.map((name, k) => {
     const mark = el("span", { class: `swatch k${colour(k)}` });

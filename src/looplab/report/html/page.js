@@ -40,6 +40,7 @@ page.append(grid);
 drawJudged(grid);
 drawCurves(grid);
 drawBest(grid);
+drawLineage(grid);
 drawKnobs(grid);
 if (!order.length) drawFailures(grid); // then they matter most
 drawTable(grid);

@@ -1,7 +1,9 @@
-// The page of one study: header, curves and best so far; page.js assembles it with knobs.js and table.js.
+// The page of one study: header, curves, lineage and best so far; page.js assembles it with knobs.js and runs.js.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
+RUNS.forEach((run, i) => (run.i = i));
+const places = new Map(RUNS.map((run) => [run.id, run.i]));
 const focus = new Focus();
 const page = document.getElementById("page");
 const isBetter = (a, b) => (DATA.goal === "max" ? a > b : a < b);
@@ -10,13 +12,13 @@ const isOpen = (status) => status === "running" || status === "planned";
 // A run that repeats another is part of its mean, not a challenger.
 const isRepeat = (run) => RUNS[run].into !== null;
 const bestWord = DATA.judge ? "champion" : "best run";
-const objective = (run) =>
-  run.sd === null ? show(run.obj) : `${show(run.obj, 4)} ± ${show(run.sd, 2)} (n ${run.runs})`;
+const objective = (run) => (run.sd === null ? show(run.obj) : `${honest(run.obj, run.sd)} (n ${run.runs})`);
 // The measured runs, worst first. Colours are by rank, since by value one bad run would use up the whole ramp.
 const order = RUNS.map((_, i) => i).filter((i) => RUNS[i].obj !== null && !isRepeat(i));
 order.sort((a, b) => (DATA.goal === "max" ? RUNS[a].obj - RUNS[b].obj : RUNS[b].obj - RUNS[a].obj));
 const heights = new Map(order.map((run, place) => [run, place]));
 const rank = (run) => (order.length < 2 ? 9 : Math.round((9 * heights.get(run)) / (order.length - 1)));
+const lineColour = (run) => (run === DATA.best ? "accent" : heights.has(run) ? `r${rank(run)}` : "none");
 const lineStyle = (run) => (run === DATA.best ? "best" : heights.has(run) ? `ranked s${rank(run)}` : "ranked none");
 const drawOrder = (run) => (run === DATA.best ? 1e9 : heights.get(run) ?? -1);
 
@@ -31,11 +33,6 @@ function describe(run, ...lines) {
   if (facts.verdict) rows.push(el("div", {}, el("span", { class: `v-${facts.verdict}`, text: facts.verdict })));
   if (facts.why) rows.push(el("div", { class: "why", text: cut(facts.why, 160) }));
   return rows;
-}
-
-function tick(name, change) {
-  const box = el("input", { type: "checkbox", onchange: () => change(box.checked) });
-  return el("label", {}, box, name);
 }
 
 function ramp() {
@@ -85,10 +82,10 @@ function championTile() {
   const { headline, standing } = DATA.judge;
   if (DATA.best === null) return tile("champion", el("div", { class: "value", text: "–" }), note(headline));
   const best = RUNS[DATA.best];
-  const spread = best.sd === null ? null : el("span", { class: "spread", text: ` ± ${show(best.sd, 2)}` });
+  const [value, spread] = honest(best.obj, best.sd).split(" ± ");
   return tile(
     "champion",
-    el("div", { class: "value best" }, show(best.obj), spread),
+    el("div", { class: "value best" }, value, spread ? el("span", { class: "spread", text: ` ± ${spread}` }) : null),
     note(el("a", { href: `#${best.id}`, text: best.id }), `, mean of ${count(best.runs, "run")}`),
     note(standing),
   );
@@ -124,8 +121,10 @@ function usedTile() {
 
 // -- curves
 
+let curves = null;
+
 function drawCurves(host) {
-  const drawn = new Map(DATA.curves);
+  const drawn = new Map(DATA.curves.map(([name, x, lines]) => [name, { x, lines }]));
   if (!drawn.size) {
     const node = card("Curves", true);
     const why = RUNS.length ? "no run has left a curve yet" : "no runs yet; “looplab run” starts the study";
@@ -136,112 +135,123 @@ function drawCurves(host) {
   const menu = el("select", { "aria-label": "metric", onchange: () => update() });
   menu.append(...[...drawn.keys()].map((name) => el("option", { value: name, text: name })));
   const log = tick("log scale", () => update());
+  const smooth = tick("smooth", () => update());
   const all = tick("all values", () => update());
-  const node = card("Curves", !order.length, menu, log, all);
+  const reset = el("button", { text: "reset zoom", hidden: true, onclick: () => curves.zoomTo(null) });
+  const node = card("Curves", !order.length, menu, log, smooth, all, reset);
   const place = el("div");
   const under = el("div", { class: "under" });
   node.append(place, under);
   host.append(node);
-  const point = (found) => `step ${show(found.step, 8)}: ${show(found.value, 6)}`;
-  const tell = (found) => describe(found.run, el("div", { text: point(found) }));
-  const options = { curves: drawn.get(menu.value), style: lineStyle, order: drawOrder, tell };
-  const chart = new Curves(place, "curves of the runs", focus, options);
+  const point = (series, x, y) => el("div", { text: `step ${show(x, 8)}: ${show(y, 5)}${spreadAt(series, x)}` });
+  curves = new LineChart(place, {
+    label: "curves of the runs",
+    height: 300,
+    tell: (series, x, y) => describe(series.id, point(series, x, y)),
+    onhover: (run) => focus.look(run),
+    onpick: (run) => focus.pick(run),
+    onzoom: () => (reset.hidden = curves.zoom === null),
+  });
+  focus.listen((what) => {
+    if ("shown" in what) curves.show(focus.shown);
+    else if (!curves.event) curves.highlight(focus.hover ?? focus.picked);
+  });
 
   function update() {
-    const curves = drawn.get(menu.value);
-    const positive = curves.some((curve) => curve[2].some((value) => value > 0));
-    log.firstChild.disabled = !positive;
-    chart.set({ curves, log: positive && log.firstChild.checked, all: all.firstChild.checked });
-    all.hidden = !chart.cut && !chart.all;
+    const { x, lines } = drawn.get(menu.value);
+    const isPositive = lines.some(([, y]) => y.some((value) => value > 0));
+    log.firstChild.disabled = !isPositive;
+    const options = { log: isPositive && log.firstChild.checked, clip: !all.firstChild.checked };
+    Object.assign(curves.options, options, { smooth: smooth.firstChild.checked ? 0.3 : 0 });
+    const series = [...lines]
+      .sort((a, b) => drawOrder(a[0]) - drawOrder(b[0]))
+      .map(([run, y, low, high, seeds]) => ({
+        id: run,
+        name: RUNS[run].id,
+        colour: lineColour(run),
+        width: run === DATA.best ? 2.4 : 1.4,
+        dash: heights.has(run) || !order.length ? undefined : [4, 3],
+        x,
+        y,
+        ...(low ? { low, high } : {}),
+        seeds,
+      }));
+    curves.series = [];
+    curves.setSeries(series);
+    all.hidden = !curves.cut && !all.firstChild.checked;
     const tried = RUNS.filter((_, i) => !isRepeat(i)).length;
     const what = tried < RUNS.length ? "config" : "run";
-    let which = count(curves.length, what);
-    if (curves.length < tried) which = `${curves.length} of ${count(tried, what)}: the best, the latest, a spread`;
-    if (tried < RUNS.length) which += ", first runs only";
+    let which = count(lines.length, what);
+    if (lines.length < tried) which = `${lines.length} of ${count(tried, what)}: the best, the latest, a spread`;
     const keys = [el("span", { text: which }), ramp(), bestKey()];
-    if (chart.cut) keys.push(el("span", { text: "outliers are clipped" }));
+    if (lines.some((line) => line[4] > 1)) keys.push(el("span", { text: "bands: lowest to highest seed" }));
+    if (curves.cut) keys.push(el("span", { text: "outliers are clipped" }));
+    keys.push(el("span", { class: "fine", text: "drag zooms, a double click resets" }));
     under.replaceChildren(...keys.filter(Boolean));
   }
   update();
 }
 
+function spreadAt(series, x) {
+  const at = series.x.indexOf(x);
+  if (!series.low || at < 0 || series.low[at] === null) return "";
+  return ` [${show(series.low[at], 4)}, ${show(series.high[at], 4)}]${series.seeds > 1 ? `, ${series.seeds} seeds` : ""}`;
+}
+
+// -- lineage
+
+const MOST_BRANCHES = 400;
+
+function drawLineage(host) {
+  const tried = order.filter((i) => !isRepeat(i));
+  if (tried.length < 3 || !(DATA.judge || tried.some((i) => RUNS[i].parent !== null))) return;
+  const champions = new Set(DATA.judge ? [...DATA.judge.champions, DATA.judge.base] : DATA.path.map(([n]) => RUNS.findIndex((run) => run.n === n)));
+  // Very many branches: the champions with their ancestors, and an even sample of the others.
+  const kept = new Set();
+  for (const i of champions) for (let at = i; at !== undefined && at !== null && !kept.has(at); at = places.get(RUNS[at]?.parent)) kept.add(at);
+  const every = Math.ceil(tried.length / MOST_BRANCHES);
+  const byNumber = [...tried].sort((a, b) => RUNS[a].n - RUNS[b].n).filter((i, k) => every === 1 || k % every === 0 || kept.has(i));
+  const base = DATA.judge ? DATA.judge.base : null;
+  const nodes = byNumber.map((i) => {
+    const run = RUNS[i];
+    const parent = run.parent === null ? base : places.get(run.parent) ?? null;
+    const verdict = run.verdict || (DATA.judge ? null : champions.has(i) ? "keep" : null);
+    return { id: i, parent: parent === i ? null : parent, n: run.n, value: run.obj, verdict, isChampion: champions.has(i), name: run.id };
+  });
+  const node = card("Lineage", true);
+  node.querySelector("h2").after(el("span", { class: "muted small", text: `${DATA.metric}${DATA.judge ? ", means" : ""}; each config joined to the one it changes` }));
+  const place = el("div");
+  node.append(place);
+  host.append(node);
+  new Lineage(place, { label: "lineage: champions and what was tried from them", nodes, focus, goal: DATA.goal, tell: (i) => describe(i, ...changeLines(i)) });
+  const keys = [legendKey("d-best", SHAPES[0](6, 6, 5), DATA.judge ? "champions" : "the best so far")];
+  for (const verdict of new Set(nodes.filter((one) => !one.isChampion && one.verdict).map((one) => one.verdict))) {
+    const style = verdict === "inconclusive" ? "dot hollow l-inconclusive" : `t-${verdict}`;
+    keys.push(legendKey(style, SHAPES[VERDICT_SHAPES[verdict] ?? 0](6, 6, 4), verdict));
+  }
+  if (nodes.length < tried.length) keys.push(el("span", { text: `${nodes.length} of ${tried.length} drawn` }));
+  node.append(el("div", { class: "under" }, ...keys));
+}
+
+const changeLines = (i) => RUNS[i].changes.slice(0, 4).map(([key, what]) => el("div", { class: "why", text: `${key}: ${what}` }));
+
 // -- best so far
-
-class BestSoFar extends Points {
-  log = false;
-
-  constructor(host) {
-    super(host, "objective of each run, and the best so far", focus);
-    [this.left, this.right, this.top, this.bottom] = [54, 14, 8, 52];
-    this.tell = (found) => describe(found.run);
-    this.redraw();
-  }
-  draw() {
-    const tall = 300;
-    this.size(tall);
-    const [bottom, top] = [tall - this.bottom, this.top];
-    const last = RUNS[RUNS.length - 1].n;
-    const x = linear(1, Math.max(2, last), this.left + 6, this.width - this.right - 6);
-    this.drawMeasured(x, bottom, top);
-    this.base.append(
-      svg("line", { class: "axis-line", x1: this.left, x2: this.width - this.right, y1: bottom + 1, y2: bottom + 1 }),
-    );
-    RUNS.forEach((run, i) => {
-      if (run.obj !== null) return;
-      const shape = isOpen(run.status) ? SHAPES[0] : CROSS;
-      this.place(i, x(run.n), bottom + 10, `cross x-${run.status}`, (px, py) => shape(px, py, 3));
-    });
-    this.xAxis(x, bottom + 14, "run number", true);
-  }
-  drawMeasured(x, bottom, top) {
-    const values = RUNS.map((run) => run.obj).filter((value) => value !== null && (!this.log || value > 0));
-    const range = extent(this.log ? values.map(Math.log10) : values, 0.05, 1.2);
-    this.cut = range.cut;
-    const y = this.log
-      ? logarithmic(10 ** range.low, 10 ** range.high, bottom - 8, top + 8)
-      : linear(range.low, range.high, bottom - 8, top + 8);
-    this.yAxis(y, 6);
-    const inside = (place) => Math.min(bottom - 2, Math.max(top + 2, place));
-    const size = RUNS.length > 400 ? 2.2 : RUNS.length > 120 ? 2.8 : 4;
-    RUNS.forEach((run, i) => {
-      if (run.obj === null || !isRepeat(i) || Number.isNaN(y(run.obj))) return;
-      this.place(i, x(run.n), inside(y(run.obj)), "repeat", (px, py) => SHAPES[0](px, py, 1.8));
-    });
-    RUNS.forEach((run, i) => {
-      if (run.obj === null || isRepeat(i) || Number.isNaN(y(run.obj))) return;
-      const kind = DATA.proposers.indexOf(run.by);
-      const big = i === DATA.best ? size + 1.5 : size;
-      const shape = (px, py) => SHAPES[kind % SHAPES.length](px, py, big);
-      this.place(i, x(run.n), inside(y(run.obj)), `f${kind % 8}`, shape);
-    });
-    let path = "";
-    for (const [n, value] of DATA.path) {
-      if (Number.isNaN(y(value))) continue;
-      const [px, py] = [x(n).toFixed(1), inside(y(value)).toFixed(1)];
-      path += path ? `H${px}V${py}` : `M${px} ${py}`;
-    }
-    const end = x(RUNS[RUNS.length - 1].n);
-    if (path) path += `H${end.toFixed(1)}`;
-    this.base.append(svg("path", { class: "bestline", d: path, "pointer-events": "none" }));
-  }
-}
-
-function icon(style, path) {
-  return svg("svg", { class: "icon", viewBox: "0 0 12 12" }, svg("path", { class: style, d: path }));
-}
 
 function drawBest(host) {
   if (!order.length) return;
-  const log = tick("log scale", (on) => {
-    chart.log = on;
-    chart.redraw();
-  });
+  const log = tick("log scale", (on) => chart.update({ log: on }));
   const node = card(DATA.judge ? "Champion so far" : "Best so far", !DATA.curves.length, RUNS.some((run) => run.obj > 0) ? log : null);
   node.querySelector("h2").after(el("span", { class: "muted small", text: DATA.metric + (DATA.judge ? ", means" : "") }));
   const place = el("div");
   node.append(place);
   host.append(node);
-  const chart = new BestSoFar(place);
+  const chart = new Progress(place, {
+    label: "objective of each run, and the best so far",
+    points: RUNS.map(progressPoint),
+    path: DATA.path,
+    focus,
+    tell: (i) => describe(i),
+  });
   const own = new Set(order.map((run) => RUNS[run].by));
   const keys = DATA.proposers.flatMap((name, kind) => {
     const shape = SHAPES[kind % SHAPES.length](6, 6, 4);
@@ -256,5 +266,17 @@ function drawBest(host) {
     keys.push(el("span", { class: "key" }, icon(`cross x-${status}`, shape(6, 6, 3)), name));
   }
   if (chart.cut) keys.push(el("span", { text: "outliers are clipped to the edge" }));
+  if (chart.drawn < RUNS.length) keys.push(el("span", { text: `${chart.drawn} of ${RUNS.length} drawn` }));
   node.append(el("div", { class: "under" }, ...keys));
+}
+
+function progressPoint(run, i) {
+  const kind = DATA.proposers.indexOf(run.by);
+  if (run.obj === null) {
+    return { id: i, n: run.n, value: null, style: `cross x-${run.status}`, shape: isOpen(run.status) ? SHAPES[0] : CROSS, size: 3 };
+  }
+  if (isRepeat(i)) return { id: i, n: run.n, value: run.obj, style: "repeat", shape: SHAPES[0], size: 1.8 };
+  const size = RUNS.length > 400 ? 2.2 : RUNS.length > 120 ? 2.8 : 4;
+  const big = i === DATA.best ? size + 1.5 : size;
+  return { id: i, n: run.n, value: run.obj, style: `f${kind % 8}`, shape: SHAPES[kind % SHAPES.length], size: big };
 }

@@ -338,7 +338,7 @@ class _Screen:
         version, drawn_at, size = -1, 0.0, (0, 0)
         is_pressed = False
         while True:
-            now_version = int(self._reader.ledger.rows("PRAGMA data_version", ())[0][0])
+            now_version = self._reader.ledger.version()
             now_size = tuple(shutil.get_terminal_size())
             if is_pressed or now_version != version or now_size != size or time.monotonic() - drawn_at > REFRESH_S:
                 if not is_pressed or self._seen is None:

@@ -182,6 +182,35 @@ def test_usage_is_a_total_over_all_engines(ledger: Ledger) -> None:
     assert (usage.rounds, usage.runs, usage.wall, usage.device_hours) == (1, 2, 160.0, 1.0)
 
 
+def test_totals_are_read_from_indexes_alone_and_agree_with_the_rows(ledger: Ledger) -> None:
+    study, other = StudyLedger(ledger, "s"), StudyLedger(ledger, "t")
+    with ledger.write():
+        for one in (study, other):
+            one.open(None, "min")
+        for i, status in enumerate(("ok", "ok", "failed", "lost", "", "running")):
+            for one in (study, other)[: 1 + i % 2]:
+                run = plan(one, devices=2)
+                if status == "running":
+                    one.launched(run, "slot0", {})
+                elif status:
+                    one.ended(run, status=status, code=0, signal=None, started=100.0 if status != "lost" else None,
+                              ended=160.0 + i, objective=None, files={})  # fmt: skip
+        study.record_import("old", n=9, base="b", reason="", config={}, point="p", seed=None, status="ok",
+                            objective=1.0, files={}, source={})  # fmt: skip
+    assert study.counts() == {"ok": 2, "failed": 1, "lost": 1, "planned": 1, "running": 1, "imported": 1}
+    assert other.counts() == {"ok": 1, "lost": 1, "running": 1}
+    assert study.usage().device_hours == pytest.approx(2 * (60 + 61 + 62) / 3600)
+    assert study.usage(study.totals()) == study.usage()
+    queries: list[str] = []
+    ledger._db.set_trace_callback(queries.append)
+    study.totals()
+    ledger._db.set_trace_callback(None)
+    steps = [row["detail"] for row in ledger.rows(f"EXPLAIN QUERY PLAN {queries[-1]}")]
+    read = [step for step in steps if step.startswith(("SEARCH", "SCAN"))]
+    assert ["runs_totals" in step or "runs_open" in step for step in read] == [True, True]
+    assert any("COVERING INDEX runs_totals" in step for step in read)
+
+
 def test_runs_are_found_by_their_state(ledger: Ledger) -> None:
     study = StudyLedger(ledger, "s")
     study.open(None, "min")

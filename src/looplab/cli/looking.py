@@ -207,19 +207,20 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
 
         facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.name) / best.id)
     judged = _judged(study, record)
+    totals = record.totals()
     running = record.runs(state="running")
     move = find_move(lab)
     return {
         **facts,
         "judge": {**asdict(judged), "headline": judged.headline, "standing": judged.standing} if judged else None,
         "engine": engine_pid(lab, study.name),
-        "counts": record.counts(),
+        "counts": record.counts(totals),
         "alarms": _alarms(record, judged),
         "configured": [
             {"seq": one.seq, "at": one.at, "hash": one.hash, "changes": one.describe()}
             for one in record.configurations()
         ],
-        "used": asdict(record.shared_usage()),
+        "used": asdict(record.shared_usage(totals)),
         "agents": _agent_account(record).to_dict(),
         "agent_calls": _agent_calls(record),
         "ended_early": record.failed_because(),

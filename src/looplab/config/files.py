@@ -184,6 +184,15 @@ def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: i
         sync_folder(folder or ".")
 
 
+def sync_file(path: str | Path) -> None:
+    """Flush the content of a file to disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def sync_folder(folder: str | Path) -> None:
     """Flush the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

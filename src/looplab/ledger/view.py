@@ -6,10 +6,10 @@ import contextlib
 import json
 import shlex
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from looplab.errors import LabError
 from looplab.ledger.catalogue import ImportedEvent
@@ -146,6 +146,16 @@ class BudgetUsage:
     wall: float
     """Seconds during which an engine was running."""
     device_hours: float
+
+
+class Totals(NamedTuple):
+    """Runs of a study with the same state, status and role."""
+
+    state: str
+    status: str | None
+    role: str
+    runs: int
+    device_seconds: float
 
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
@@ -507,17 +517,26 @@ class StudyView:
         found = [_run(row) for row in self.ledger.rows(sql, parameters)]
         return found[::-1] if limit is not None else found
 
-    def counts(self) -> dict[str, int]:
-        """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
-        sql = (  # ended runs are counted in the index `runs_totals`, the others in `runs_open`
-            "SELECT state, status, role, count(*) FROM runs WHERE study=? AND state='ended' GROUP BY status, role"
-            " UNION ALL"
-            " SELECT state, status, role, count(*) FROM runs WHERE study=? AND state!='ended' GROUP BY state, role"
+    def totals(self) -> list[Totals]:
+        """Return number and device time of the runs by state, status and role."""
+        # Ended runs are read from the index `runs_totals`, the others from `runs_open`.
+        # Where nothing was started, the term is NULL and is not summed.
+        columns = (
+            "SELECT state, status, role, count(*), total(max(0, coalesce(ended, ?) - started) * devices) FROM runs"
         )
+        sql = (
+            f"{columns} WHERE study=? AND state='ended' GROUP BY status, role"
+            f" UNION ALL {columns} WHERE study=? AND state!='ended' GROUP BY state, role"
+        )
+        return [Totals(*row) for row in self.ledger.rows(sql, (clock.now(), self.name) * 2)]
+
+    def counts(self, totals: Iterable[Totals] | None = None) -> dict[str, int]:
+        """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
         counts: dict[str, int] = {}
-        for state, status, role, number in self.ledger.rows(sql, (self.name, self.name)):
-            name = role if role == Role.IMPORTED else status if state == "ended" else state
-            counts[name] = counts.get(name, 0) + number
+        for some in self.totals() if totals is None else totals:
+            ended = some.status or "ended"
+            name = Role.IMPORTED if some.role == Role.IMPORTED else ended if some.state == "ended" else some.state
+            counts[name] = counts.get(name, 0) + some.runs
         return counts
 
     def has_result(self, *, measured: bool) -> bool:
@@ -612,24 +631,23 @@ class StudyView:
 
     # -- budget
 
-    def usage(self) -> BudgetUsage:
+    def usage(self, totals: Iterable[Totals] | None = None) -> BudgetUsage:
         rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.name,))[0][0]
         wall = self.ledger.rows(
             "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.name,)
         )[0][0]
-        # Where nothing was started, the term is NULL and is not summed.
-        sums = "SELECT sum(max(0, coalesce(ended, ?) - started) * devices), sum(role='imported') FROM runs"
-        totals = self.ledger.rows(
-            f"{sums} WHERE study=? AND state='ended' UNION ALL {sums} WHERE study=? AND state!='ended'",
-            (clock.now(), self.name) * 2,
-        )
-        hours = sum(seconds or 0 for seconds, _ in totals) / 3600
-        imported = sum(number or 0 for _, number in totals)
-        return BudgetUsage(rounds, self._last_run() - imported, float(wall), float(hours))
+        found = self.totals() if totals is None else list(totals)
+        imported = sum(some.runs for some in found if some.role == Role.IMPORTED)
+        hours = sum(some.device_seconds for some in found) / 3600
+        return BudgetUsage(rounds, self._last_run() - imported, float(wall), hours)
 
-    def shared_usage(self) -> BudgetUsage:
-        """Return what the study and the commands submitted to it have used of their common budget."""
-        own, other = self.usage(), StudyView(self.ledger, sibling_study(self.name)).usage()
+    def shared_usage(self, totals: Iterable[Totals] | None = None) -> BudgetUsage:
+        """Return what the study and the commands submitted to it have used of their common budget.
+
+        Args:
+            totals: Those of the study, if they are known.
+        """
+        own, other = self.usage(totals), StudyView(self.ledger, sibling_study(self.name)).usage()
         if not other.runs and not other.wall:
             return own
         wall, until = 0.0, 0.0

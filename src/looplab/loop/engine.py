@@ -259,9 +259,10 @@ class Engine:
                 self._update_pointers()
         with contextlib.suppress(sqlite3.DatabaseError, LabError):  # then the halt is reported already
             self.study.end_session(session, how, self.control.why if self.control.failed else "")
-        self._backups.close(copy=is_ours)
         if self._anchors is not None:
             self._anchors.close()
+        self._syncer.finish()
+        self._backups.close(copy=is_ours)  # meanwhile: a backup syncs itself
         self._syncer.close()
         self._place.close()
 

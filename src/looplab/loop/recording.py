@@ -86,6 +86,7 @@ class Recorder:
         self._looked_outside = 0
         self._outside: set[str] = set()  # entries of the lab's folder that runs wrote to, and a note has named
         self._notes: dict[str, list[str]] = {}  # ended run → notes on its files
+        self._untouched: set[str] = set()  # ended runs of this engine that left nothing in their folders
 
     # -- problems with the files of a run
 
@@ -116,18 +117,24 @@ class Recorder:
         metrics = self._run_metrics.get(run.id)
         if run.id not in self._notes:
             notes = self._notes[run.id] = []
+            is_own = False
             with self.tolerant(run, "its record"):
-                if folder.is_linked(run_dir):
+                in_place = folder.is_in_place(run_dir)
+                is_own = in_place and run.id in self.prepared
+                if not in_place and folder.is_linked(run_dir):
                     led = ", ".join(folder.replace_links(run_dir))
                     notes.append(f"it put a link in the place of its folder ({led}), which was removed")
-                changed = self._restore(run, run_dir) if os.path.isdir(run_dir) else None
+                changed = self._restore(run, run_dir) if in_place or os.path.isdir(run_dir) else None
                 if changed is not None:
                     notes.append(changed)
                     exit_file = folder.record_file(run_dir, "exit.json")
                     if not exit_file.exists():  # the run has deleted the folder in which it should be
                         folder.write_json(exit_file, asdict(exit_))
-            if metrics is None and not left_nothing(run_dir):
-                metrics = self._run_metrics[run.id] = RunMetrics(self._setup.study, run_dir)
+            if metrics is None:
+                if not left_nothing(run_dir):
+                    metrics = self._run_metrics[run.id] = RunMetrics(self._setup.study, run_dir)
+                elif is_own:
+                    self._untouched.add(run.id)
         return metrics is None or metrics.finish(exit_, until)
 
     def record(self, run: RunRow, exit_: Exit, run_dir: Path) -> tuple[RunRow, RunMetrics | None, str | None]:
@@ -136,14 +143,16 @@ class Recorder:
         Returns:
             Its row, its metrics (None: it measured nothing), and the notes on it in one line (None: there are none).
         """
-        is_there = os.path.isdir(run_dir)
+        is_untouched = run.id in self._untouched
+        self._untouched.discard(run.id)
+        is_there = is_untouched or os.path.isdir(run_dir)
         metrics = self._run_metrics.pop(run.id, None)
         for what, why in metrics.problems.items() if metrics is not None else ():
             self._study.unreadable(run.id, what, why)
         summary, status, objective = summarise(
             run, self._setup.study, metrics, exit_, lab=self._setup.lab, run_dir=run_dir
         )
-        record = folder.record_name(run_dir, "")
+        record = f"{folder.RECORD}/" if is_untouched else folder.record_name(run_dir, "")
         files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.
         with self.tolerant(run, "hiding secrets"):

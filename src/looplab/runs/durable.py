@@ -33,10 +33,14 @@ class Syncer:
         """Schedule a sync of what has been written."""
         self._dirty.set()
 
-    def close(self) -> None:
-        """Sync once more and stop the thread."""
+    def finish(self) -> None:
+        """Begin the last sync, of everything that is written by now; `close` waits for it."""
         self._closed.set()
         self._dirty.set()
+
+    def close(self) -> None:
+        """Sync once more and stop the thread."""
+        self.finish()
         self._thread.join()
         os.close(self._descriptor)
 

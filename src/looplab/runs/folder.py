@@ -93,6 +93,15 @@ def is_linked(run_dir: Path | str) -> bool:
     return os.path.islink(path) or os.path.islink(f"{path}/{RECORD}")
 
 
+def is_in_place(run_dir: Path | str) -> bool:
+    """Return whether the run folder and its record are folders and not links."""
+    path = str(run_dir)
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISDIR(os.lstat(f"{path}/{RECORD}").st_mode)
+    except OSError:
+        return False
+
+
 def replace_links(run_dir: Path) -> list[str]:
     """Replace links that a run has planted by empty folders; return the targets of the links."""
     targets = []

@@ -325,3 +325,17 @@ def test_a_thousand_runs_stay_a_small_file(making: Any, maker: Any, browser: Any
     assert browser.js("table.view.length") == 1000
     assert browser.js("document.querySelectorAll('tr[data-id]').length") <= 80
     assert browser.js("document.querySelectorAll('*').length") < 12_000
+
+
+def test_exported_pages_need_neither_the_lab_nor_a_server(judged_full: Any, tmp_path: Path, browser: Any) -> None:
+    from looplab.cli import reporting
+
+    reporting.export_pages(judged_full.lab, tmp_path / "shared", False)
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"index.html", "tiny.html"}
+    browser.open(tmp_path / "shared/index.html")
+    assert browser.errors == []
+    browser.js("document.querySelector('a').click()")
+    browser.wait_for("location.pathname.endsWith('/tiny.html') && typeof table === 'object' && table !== null")
+    browser.js("focus.pick(DATA.best)")
+    assert browser.js("[...document.querySelectorAll('.panel a')].every((link) => link.textContent !== 'folder')")
+    assert browser.errors == []

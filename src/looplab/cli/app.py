@@ -672,13 +672,21 @@ def ui(
     ] = None,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="A file with the token.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write pages for sharing into this folder, and do not serve.")
+    ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Serve the live page of a lab, until Ctrl-C.
+    """Serve the live page of a lab, until Ctrl-C; or write pages that need no server.
 
     It only reads, unless --allow-control is given. The printed address has a token, also on this machine alone.
     """
+    if export is not None:
+        from looplab.cli import reporting
+
+        reporting.export_pages(lab, export, json)
+        return
     from looplab.cli import serving
 
     serving.ui(

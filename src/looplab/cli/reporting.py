@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_context
+from looplab.cli.labs import open_context, open_for_reading, open_lab
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
+from looplab.ledger.view import StudyView
 from looplab.report import compare as comparing
+from looplab.report import html as pages
 from looplab.report import plots, reports, wording
 from looplab.report.facts import study_facts
 
@@ -43,6 +45,31 @@ def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -
         output.say(str(path))
     for note in notes:
         output.say(note)
+
+
+def export_pages(folder: Path | None, to: Path, json: bool) -> None:
+    """Write a self-contained page of each study, and an index of them, for people without access to the lab."""
+    lab = open_lab(folder)
+    ledger = open_for_reading(lab)
+    written, listed = [], []
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for study in lab.studies.values():
+            facts = study_facts(lab.folder, study, StudyView(ledger, study.name))
+            page = to / f"{study.name}.html"
+            write_atomic(page, reports.study_page(facts, study, shared=True).encode("utf-8", "replace"))
+            written.append(page)
+            listed.append(facts)
+        index = to / "index.html"
+        write_atomic(index, pages.index_page(lab.folder.name, listed).encode("utf-8", "replace"))
+    except OSError as error:
+        raise LabError(f"cannot write: {error.strerror or error}", file=to) from None
+    files = [index, *written]
+    if json:
+        output.print_json({"files": [str(path) for path in files]})
+        return
+    for path in files:
+        output.say(str(path))
 
 
 def compare(folder: Path | None, name: str | None, runs: Sequence[str], html: Path | None, json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from looplab.config.files import write_atomic
 from looplab.config.lab import StudyConfig
 from looplab.ledger.view import StudyView
+from looplab.measure.base import Batch
 from looplab.report import curves, html, markdown
 from looplab.report.facts import RunFacts, StudyFacts, study_facts
 from looplab.report.importance import LABEL, Importance, Share, importance
@@ -34,9 +35,7 @@ def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Pat
     else:
         folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
-    # Replicates are part of a mean: each config is one line, and its seeds are a band around it.
-    drawn = curves.read_drawn(replace(facts, runs=tuple(facts.entries)), study)
-    seeds = curves.read_seeds(facts, study, list(drawn))
+    drawn, seeds = _read_curves(facts, study)
     pictures: list[Path] = []
     if plots:
         from looplab.report.plots import write_plots
@@ -51,6 +50,19 @@ def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Pat
     for name, content in contents.items():
         write_atomic(folder / name, content.encode("utf-8", "replace"), sync=False)
     return [*(folder / name for name in contents), *pictures]
+
+
+def study_page(facts: StudyFacts, study: StudyConfig, *, shared: bool = False) -> str:
+    """Return the page of a study; `shared`: for people who do not have the run folders, so nothing links to them."""
+    shares, label = knob_importance(facts)
+    drawn, seeds = _read_curves(facts, study)
+    return html.study_page(facts, shares, drawn, label, seeds=seeds, shared=shared)
+
+
+def _read_curves(facts: StudyFacts, study: StudyConfig) -> tuple[dict[str, Batch], dict[str, list[Batch]]]:
+    """Return the curves of some configs, and of their replicates: each config is one line, its seeds are a band."""
+    drawn = curves.read_drawn(replace(facts, runs=tuple(facts.entries)), study)
+    return drawn, curves.read_seeds(facts, study, list(drawn))
 
 
 def knob_importance(facts: StudyFacts, *, thorough: bool = False) -> tuple[Importance, str]:

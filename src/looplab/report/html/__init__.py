@@ -83,6 +83,7 @@ def study_page(
     label: str = LABEL,
     *,
     seeds: Mapping[str, Sequence[Batch]] | None = None,
+    shared: bool = False,
 ) -> str:
     """Return the page of a study.
 
@@ -92,6 +93,7 @@ def study_page(
         drawn: Curves of some of its runs, by run id.
         label: How the importance was measured.
         seeds: Curves of the replicates of those runs.
+        shared: Whether it is read where the run folders are not, so that nothing may link to them.
     """
     knobs = facts.varying
     places = {knob.key: k for k, knob in enumerate(knobs)}
@@ -101,6 +103,7 @@ def study_page(
     best = None if facts.best is None else rows[facts.best.row.id]
     data = {
         "study": facts.study,
+        "shared": shared,
         "time": wording.moment(facts.at),
         "head": facts.head,
         "metric": facts.metric,
@@ -151,6 +154,26 @@ def study_page(
         ],
     }
     return page(f"{facts.study} – looplab", data, *SCRIPTS)
+
+
+def index_page(lab: str, studies: Sequence[StudyFacts]) -> str:
+    """Return a page that lists studies, each with a link to its own page next to it."""
+    data = {
+        "lab": lab,
+        "studies": [
+            {
+                "name": one.study,
+                "headline": one.judge.headline if one.judge else "",
+                "metric": one.metric,
+                "best": one.best.shown if one.best else None,
+                "runs": len(one.runs),
+                "alarms": len(one.alarms),
+                "time": wording.moment(one.at),
+            }
+            for one in studies
+        ],
+    }
+    return page(f"{lab} – looplab", data, "index.js")
 
 
 def _judge(judge: Judged, rows: Mapping[str, int]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ function panelHead(run, i) {
     if (run.db !== null) parts.push(`${signed(run.db)} against the base`);
     head.append(el("span", { text: parts.join(", ") }));
   }
-  if (run.status !== "planned") head.append(el("a", { href: `${encodeURIComponent(run.id)}/`, text: "folder" }));
+  if (run.status !== "planned" && !DATA.shared) head.append(el("a", { href: `${encodeURIComponent(run.id)}/`, text: "folder" }));
   if (run.wandb && run.wandb.startsWith("https://")) {
     head.append(el("a", { href: run.wandb, target: "_blank", rel: "noopener noreferrer", text: "W&B" }));
   }

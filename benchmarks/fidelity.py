@@ -1,22 +1,28 @@
-"""Epochs of training until a target is reached: looplab's search with an early-stopping rule beside two other tools.
+"""Epochs of training until a target is reached: looplab's search with rungs beside other tools.
 
-    python benchmarks/fidelity.py [--quick] [--seeds N] [--only TRAINING …] [--ways WAY …] [--keep FILE]
+    python benchmarks/fidelity.py [--quick] [--trainings tuning|untouched|all] [--seeds N] [--only TRAINING …]
+                                  [--ways WAY …] [--keep FILE]
 
-Six real trainings of 27 epochs (scikit-learn with partial fits, torch), one run at a time. The target of each is the
-best value, at any epoch, of 30 whole trainings of random configs. Compared are the epochs that a way trains until a run
-shows that value; a way that has not reached it after 40 times 27 epochs counts with those.
+Real trainings of 27 epochs (scikit-learn with partial fits, torch), one run at a time. The target of each is the best
+value, at any epoch, of 30 whole trainings of random configs. Compared are the epochs that a way trains until a run
+shows that value; a way that has not reached it after 40 times 27 epochs counts with those. The value of a run is the
+best one so far, for all ways. Settings of looplab were chosen on the TUNING trainings, with seeds below 200; those of
+UNTOUCHED were not looked at before the figures in RESULTS.md were measured. With `--keep`, finished studies are kept in
+a file, and a second call continues.
 
-- `looplab`: the default search with the watch rule `{prune: {pruner: asha}}`, as it is today. Its proposer and pruner
-  are the real ones, on a real ledger and run folders; only the process in which a run trains is left out, so that a
-  pruner sees every epoch in time. A run that is stopped is recorded as the engine does it: without an objective, with
-  its metrics. No run continues from a checkpoint, and the search does not learn from parts of curves.
-- `whole`: the same search without the rule.
+- `looplab`: `search: {fidelity: true}`: the model over curves and knobs. Proposers are the real ones, on a real ledger
+  and run folders; only the process in which a run trains is left out. A run that is stopped stays in memory, as exact
+  as a checkpoint, and a continuation begins there; so an epoch is counted once.
+- `asha`: the same search with `scheduler: asha`, continued in the same way.
+- `pruned`: the search with the watch rule `{prune: {pruner: asha}}`: runs are stopped and never continued.
+- `whole`: the search alone.
 - `optuna_hyperband`: Optuna's TPESampler with its HyperbandPruner, `report` and `should_prune`.
 - `ray_asha`: Ray Tune's ASHAScheduler with its default search, random draws, in an environment of its own.
 
 Rungs are at 1, 3, 9 and 27 epochs for all. A ratio is the geometric mean, over the trainings, of the ratio of mean
-epochs; its interval is from drawing trainings and seeds again. `best_peer` is the better one of the other tools on each
-training, known in hindsight. BOHB and population-based training are not compared yet.
+epochs; its interval is from drawing trainings and seeds again. `best_peer` is the best one of the other tools on each
+training, known in hindsight. Ray's BOHB and PBT are not compared: their schedulers pause trials through Ray's own
+controller, so they cannot be asked without its actors.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -45,7 +52,10 @@ import numpy as np
 import decide
 import decide_problems
 from decide_problems import Config, Knobs, Problem, data, from_unit, subset
-from looplab.config.lab import PruneConfig
+from looplab.config.lab import FidelityConfig, PruneConfig
+from looplab.decide.fidelity import FidelityProposer
+from looplab.decide.history import STOPPED_AT_RUNG
+from looplab.ledger.roles import Role
 from looplab.watch.pruner import Pruner
 
 EPOCHS = 27
@@ -183,6 +193,169 @@ TRAININGS: dict[str, Training] = {
         decide_problems.CNN_KNOBS, partial(decide_problems.torch_curve, decide_problems.make_cnn, epochs=EPOCHS)
     ),
 }
+TUNING = tuple(TRAININGS)
+
+
+# -- trainings that no setting was chosen on
+
+
+def torch_batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any]]:
+    import torch
+
+    for rows in torch.randperm(len(x)).split(size):
+        yield x[rows], y[rows]
+
+
+def torch_loop(model: Any, config: Config, parts: Any, loss_of: Any) -> Iterator[float]:
+    """Train a network with Adam or SGD; yield the loss on the held-out part after each epoch."""
+    import torch
+
+    x, y, held, labels = parts
+    if config["optimizer"] == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], weight_decay=config["weight_decay"])
+    else:
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=config["lr"], weight_decay=config["weight_decay"], momentum=0.9
+        )
+    for _ in range(EPOCHS):
+        model.train()
+        for inputs, wanted in torch_batches(x, y, config["batch"]):
+            optimizer.zero_grad()
+            loss_of(model(inputs), wanted).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            loss = float(loss_of(model(held), labels))
+        yield loss
+
+
+def tensors(name: str, seed: int) -> list[Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    return [torch.as_tensor(np.asarray(part), dtype=torch.float32) for part in data(name)]
+
+
+@quietly
+def autoencoder(config: Config, seed: int) -> Iterator[float]:
+    """An autoencoder of the digits; its squared error."""
+    from torch import nn
+
+    x, _, held, _ = tensors("digits", seed)
+    wide, code = config["width"], config["code"]
+    activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU}[config["activation"]]
+    model = nn.Sequential(
+        nn.Linear(64, wide), activation(), nn.Linear(wide, code), nn.Linear(code, wide), activation(),
+        nn.Linear(wide, 64),
+    )  # fmt: skip
+    yield from torch_loop(model, config, (x, x, held, held), nn.MSELoss())
+
+
+@quietly
+def recurrent(config: Config, seed: int) -> Iterator[float]:
+    """A GRU that reads the digits row by row; its cross-entropy."""
+    import torch
+    from torch import nn
+
+    x, y, held, labels = tensors("digits", seed)
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(8, config["width"], batch_first=True)
+            self.dropout = nn.Dropout(config["dropout"])
+            self.out = nn.Linear(config["width"], 10)
+
+        def forward(self, rows: Any) -> Any:
+            return self.out(self.dropout(self.gru(rows.view(-1, 8, 8))[0][:, -1]))
+
+    yield from torch_loop(Rows(), config, (x, y.to(torch.int64), held, labels.to(torch.int64)), nn.CrossEntropyLoss())
+
+
+@quietly
+def wine(config: Config, seed: int) -> Iterator[float]:
+    """A network of scikit-learn on the wine data; its log loss."""
+    from sklearn.metrics import log_loss
+    from sklearn.neural_network import MLPClassifier
+
+    x, y, held, labels = data("wine")
+    width = config["width"]
+    options = {name: value for name, value in config.items() if name != "width"}
+    model = MLPClassifier(random_state=seed, hidden_layer_sizes=(width,), **options)
+    for _ in range(EPOCHS):
+        model.partial_fit(x, y, classes=[0, 1, 2])
+        yield float(log_loss(labels, np.clip(model.predict_proba(held), 1e-3, 1 - 1e-3), labels=[0, 1, 2]))
+
+
+@quietly
+def robust(config: Config, seed: int) -> Iterator[float]:
+    """A linear regression by SGD with squared features on the diabetes data; its absolute error."""
+    from sklearn.linear_model import SGDRegressor
+
+    x, y, held, labels = data("diabetes")
+    mean, sd = y.mean(), y.std()
+    x, held = (np.hstack([part, part**2]) for part in (x, held))
+    model = SGDRegressor(random_state=seed, **config)
+    for _ in range(EPOCHS):
+        model.partial_fit(x, (y - mean) / sd)
+        yield float(np.abs(model.predict(held) - (labels - mean) / sd).mean())
+
+
+@quietly
+def trees(config: Config, seed: int) -> Iterator[float]:
+    """Gradient boosting of the breast cancer data; an epoch is two trees; its log loss."""
+    from sklearn.ensemble import GradientBoostingClassifier
+    from sklearn.metrics import log_loss
+
+    x, y, held, labels = data("breast_cancer")
+    model = GradientBoostingClassifier(random_state=seed, warm_start=True, **config)
+    for epoch in range(1, EPOCHS + 1):
+        model.set_params(n_estimators=2 * epoch).fit(x, y)
+        yield float(log_loss(labels, np.clip(model.predict_proba(held), 1e-3, 1 - 1e-3)))
+
+
+TORCH_KNOBS: Knobs = {
+    "optimizer": {"choices": ["adam", "sgd"]},
+    "lr": {"type": "float", "low": 1e-5, "high": 1.0, "log": True},
+    "weight_decay": {"type": "float", "low": 1e-7, "high": 1e-1, "log": True},
+    "batch": {"type": "int", "low": 16, "high": 256, "log": True},
+    "width": {"type": "int", "low": 8, "high": 96, "log": True},
+}
+UNTOUCHED: dict[str, Training] = {
+    "autoencoder": Training(
+        {
+            **TORCH_KNOBS,
+            "code": {"type": "int", "low": 2, "high": 16},
+            "activation": {"choices": ["relu", "tanh", "elu"]},
+        },
+        autoencoder,
+    ),
+    "recurrent": Training({**TORCH_KNOBS, "dropout": {"type": "float", "low": 0.0, "high": 0.7}}, recurrent),
+    "wine": Training(SK_NETWORK, wine),
+    "robust": Training(
+        {
+            "loss": {"choices": ["squared_error", "huber", "epsilon_insensitive"]},
+            "penalty": {"choices": ["l2", "l1"]},
+            "alpha": {"type": "float", "low": 1e-7, "high": 1.0, "log": True},
+            "learning_rate": {"choices": ["constant", "invscaling", "adaptive"]},
+            "eta0": {"type": "float", "low": 1e-5, "high": 1.0, "log": True},
+            "average": {"choices": [False, True]},
+        },
+        robust,
+    ),
+    "trees": Training(
+        {
+            "learning_rate": {"type": "float", "low": 1e-3, "high": 1.0, "log": True},
+            "max_depth": {"type": "int", "low": 1, "high": 6},
+            "subsample": {"type": "float", "low": 0.2, "high": 1.0},
+            "min_samples_leaf": {"type": "int", "low": 1, "high": 60},
+            "max_features": {"type": "float", "low": 0.1, "high": 1.0},
+        },
+        trees,
+    ),
+}
+TRAININGS |= UNTOUCHED
 
 
 @cache
@@ -210,12 +383,15 @@ class Counter:
         self._runs = 0
 
     def train(self, config: Config) -> Iterator[float]:
+        """Yield the best value so far after each epoch, as with a trainer that keeps its best weights."""
         self._runs += 1
+        best = math.inf
         for value in self._curve(config, random.Random(f"{self._seed} {self._runs}").randrange(10**6)):
             self.epochs += 1
-            if value <= self._goal or self.epochs >= BUDGET:
+            best = min(best, value)
+            if best <= self._goal or self.epochs >= BUDGET:
                 raise Reached
-            yield value
+            yield best
 
 
 class PrunedLab(decide.Lab):
@@ -240,6 +416,75 @@ class PrunedLab(decide.Lab):
             steps = [float(step) for step in range(1, len(curve) + 1)]
             self._pruner.ended(run, steps, curve, curve[-1] if status == "ok" else None)
         return status, curve
+
+
+class RungLab(decide.Lab):
+    """A study whose runs are stopped at rungs and continued exactly where they were stopped."""
+
+    def __init__(self, problem: Problem, root: Path, seed: int, counter: Counter, settings: FidelityConfig) -> None:
+        super().__init__(problem, root, seed)
+        self._counter = counter
+        self._trainings: dict[str, tuple[Iterator[float], list[float]]] = {}  # by the last run of each
+        self.proposer = FidelityProposer(settings, self.search(), self.history, goal="min", can_continue=True)
+
+    def drive_epochs(self) -> None:
+        """Propose and train until the counter has enough."""
+        until: float | None = None
+        self._train_until(*self._plan(self.base, None, "base", None, Role.BASE), until)
+        while True:
+            with self.ledger.write():
+                (proposal,) = self.proposer.propose(self.study, 1)
+                number = self.study.propose(
+                    proposal.proposer, proposal.edits, proposal.reason, parent=proposal.parent, source=proposal.source
+                )
+            assert number is not None, proposal
+            if proposal.continues:
+                assert proposal.parent is not None
+                config, role = self._config(proposal.parent), Role.CONTINUATION
+            else:
+                ruling = self.guard.check(self.base, proposal.edits)
+                assert ruling.config is not None
+                config, role = ruling.config, Role.TRIAL
+            run, config = self._plan(config, number, proposal.proposer, proposal.parent, role)
+            if proposal.continues:
+                self._trainings[run] = self._trainings.pop(proposal.parent or "")
+            self._train_until(run, config, proposal.until)
+
+    def _train_until(self, run: str, config: Config, until: float | None) -> None:
+        if run not in self._trainings:
+            self._trainings[run] = self._counter.train(config), []
+        values, curve = self._trainings[run]
+        status = "failed"
+        for value in values:
+            curve.append(value)
+            if len(curve) == EPOCHS or (until is not None and len(curve) >= until - 1e-6):
+                status = "ok" if len(curve) == EPOCHS else "stopped"
+                break
+        record = self.outputs / run / "record"
+        record.mkdir(parents=True)
+        (record / "run.json").write_text("{}")
+        steps = [2**i for i in range(10) if 2**i < len(curve)]
+        sparse = [(step, curve[step - 1]) for step in [*steps, len(curve)]] if curve else []
+        about = {
+            "metrics": {"loss": decide.summary(curve)} if curve else {}, "steps": len(curve), "curve": sparse,
+            "objective": {"metric": "loss", "at": "last"},
+            "reason": STOPPED_AT_RUNG if status == "stopped" else None,
+        }  # fmt: skip
+        (record / "summary.json").write_text(json.dumps(about))
+        with self.ledger.write():
+            now = time.time()
+            self.study.ended(
+                run, status=status, code=int(status == "failed"), signal=None, started=now, ended=now,
+                objective=curve[-1] if status == "ok" else None, files={},
+            )  # fmt: skip
+
+
+def by_rungs(name: str, root: Path, seed: int, counter: Counter, **settings: Any) -> None:
+    lab = RungLab(TRAININGS[name].problem(name), root, seed, counter, FidelityConfig(**settings))
+    try:
+        lab.drive_epochs()
+    finally:
+        lab.close()
 
 
 def by_looplab(name: str, root: Path, seed: int, counter: Counter, *, prune: bool) -> None:
@@ -270,7 +515,9 @@ def by_peer(peer_name: str, name: str, root: Path, seed: int, counter: Counter) 
 
 
 WAYS: dict[str, Callable[[str, Path, int, Counter], None]] = {
-    "looplab": partial(by_looplab, prune=True),
+    "looplab": by_rungs,
+    "asha": partial(by_rungs, scheduler="asha"),
+    "pruned": partial(by_looplab, prune=True),
     "whole": partial(by_looplab, prune=False),
     "optuna_hyperband": partial(by_peer, "optuna_hyperband"),
     "ray_asha": partial(by_peer, "ray_asha"),
@@ -312,13 +559,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three trainings, two seeds")
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help="default: 10")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
+    parser.add_argument("--trainings", choices=["tuning", "untouched", "all"], default="untouched")
     parser.add_argument("--only", nargs="*", default=[], choices=list(TRAININGS), metavar="TRAINING")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     parser.add_argument("--keep", type=Path, metavar="FILE")
     options = parser.parse_args()
     began = time.time()
     seeds = options.seeds or (2 if options.quick else 10)
-    names = options.only or (QUICK if options.quick else list(TRAININGS))
+    groups = {"tuning": TUNING, "untouched": tuple(UNTOUCHED), "all": tuple(TRAININGS)}
+    names = options.only or (QUICK if options.quick else groups[options.trainings])
     ways, left_out = list(options.ways), {}
     if "ray_asha" in ways:
         why = decide.prepare("ray_asha", make=not options.quick)
@@ -332,16 +581,16 @@ def main() -> None:
             kept.update(json.loads(line))
     epochs: dict[str, dict[str, list[int]]] = {name: {way: [] for way in ways} for name in names}
     print(f"{'mean epochs until':20} {'target':>9} " + " ".join(f"{way:>16}" for way in ways))
+    for seed in range(options.first_seed, options.first_seed + seeds):
+        for name, way in itertools.product(names, ways):
+            key = f"{name}/{way}/{seed}"
+            if key not in kept:
+                kept[key] = epochs_to_target(name, way, seed)
+                if options.keep is not None:
+                    with options.keep.open("a") as out:
+                        out.write(json.dumps({key: kept[key]}) + "\n")
+            epochs[name][way].append(kept[key])
     for name in names:
-        for way in ways:
-            for seed in range(options.first_seed, options.first_seed + seeds):
-                key = f"{name}/{way}/{seed}"
-                if key not in kept:
-                    kept[key] = epochs_to_target(name, way, seed)
-                    if options.keep is not None:
-                        with options.keep.open("a") as out:
-                            out.write(json.dumps({key: kept[key]}) + "\n")
-                epochs[name][way].append(kept[key])
         cells = " ".join(f"{statistics.fmean(epochs[name][way]):16.0f}" for way in ways)
         print(f"{name:20} {target(name):9.4g} {cells}", flush=True)
     found: dict[str, Any] = {}

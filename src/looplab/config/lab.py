@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -266,6 +267,41 @@ class NormaliseConfig(Section):
     to: ExpressionText
 
 
+class FidelityConfig(Section):
+    """Rungs at which runs are stopped, to be continued from their checkpoints if they are promising."""
+
+    scheduler: Literal["model", "asha", "hyperband", "halving"] = "model"
+    """Who decides between new configs and stopped runs: the model of curves and knobs, or ranks at each rung."""
+    min: float | None = Field(None, gt=0)
+    """Step of the first rung; None: 1/27 of the steps of a whole run."""
+    max: float | None = Field(None, gt=0)
+    """Steps of a whole run; None: the median of the runs that have finished. Until one has, no run is stopped."""
+    reduction_factor: int = Field(3, ge=2)
+    """Ratio of the steps of one rung to those of the rung below; one of so many runs is promoted."""
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> FidelityConfig:
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError("fidelity: min must be less than max")
+        return self
+
+
+class PbtConfig(Section):
+    """Population-based training as a proposer."""
+
+    population: int = Field(8, ge=2)
+    """Members that are trained side by side."""
+    interval: float = Field(gt=0)
+    """Steps after which a member is stopped and compared with the others."""
+    quantile: float = Field(0.25, gt=0, le=0.5)
+    """Members below this quantile continue from the checkpoint of one of as many at the top."""
+    perturb: float = Field(1.25, gt=1)
+    """Factor by which the knobs of such a member are changed, up or down."""
+    resample: float = Field(0.25, ge=0, le=1)
+    """Probability that a knob is drawn again instead."""
+    seed: int = 0
+
+
 class SearchConfig(Section):
     """An optimiser over the knobs as a proposer."""
 
@@ -275,6 +311,13 @@ class SearchConfig(Section):
     seed: int = 0
     startup: int | None = Field(None, ge=1)
     """Measured runs before the sampler relies on its model; None: the sampler's default."""
+    fidelity: FidelityConfig | None = None
+    """Stops runs at rungs and continues the promising ones; None: every run is trained to its end."""
+
+    @field_validator("fidelity", mode="before")
+    @classmethod
+    def _switched_on(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
 
 
 class PriceConfig(Section):
@@ -334,7 +377,7 @@ class AgentConfig(AgentProgram):
 
 
 class ProposerConfig(PluggableSection):
-    """One proposer: exactly one of queue, rules, search, agent, or a plug-in by its name."""
+    """One proposer: exactly one of queue, rules, search, pbt, agent, or a plug-in by its name."""
 
     group = "proposers"
 
@@ -343,6 +386,7 @@ class ProposerConfig(PluggableSection):
     rules: InLab | None = None
     """A rules.yaml, or a rules.py with `decide(summary, history)`."""
     search: SearchConfig | None = None
+    pbt: PbtConfig | None = None
     agent: AgentConfig | None = None
     variants: int = Field(1, ge=1)
     """`rules`: maximum number of proposals per run."""
@@ -358,9 +402,9 @@ class ProposerConfig(PluggableSection):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProposerConfig:
-        kinds = self.model_fields_set & {"queue", "rules", "search", "agent", "plugin"}
+        kinds = self.model_fields_set & {"queue", "rules", "search", "pbt", "agent", "plugin"}
         if len(kinds) != 1:
-            raise ValueError("a proposer is one of queue, rules, search, agent; give each its own entry")
+            raise ValueError("a proposer is one of queue, rules, search, pbt, agent; give each its own entry")
         if "variants" in self.model_fields_set and self.rules is None:
             raise ValueError("variants belongs to rules")
         return self

@@ -52,6 +52,10 @@ class Proposal:
     """An idempotency key: the study accepts one proposal per source. None: no check."""
     job: Job | None = None
     """A submitted command, instead of edits."""
+    continues: bool = False
+    """Whether the run starts from the checkpoint of its parent, where that was stopped."""
+    until: float | None = None
+    """Step at which the run is stopped; None: it is trained to its end."""
 
     @property
     def origin(self) -> Origin:

@@ -14,6 +14,11 @@ from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.summary import MetricSummary, from_dict
 from looplab.runs import folder
 
+RUNG = "rung"
+"""Name under which the engine stops a run at the step that was planned for it."""
+STOPPED_AT_RUNG = f"watch: {RUNG}"
+"""Reason in the summary of a run that was stopped to be continued, if it is promising."""
+
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
@@ -25,7 +30,12 @@ class PastRun:
     steps: float | None
     """The last step; None if not known."""
     curve: Curve = ()
-    """The objective at a few steps, the last of them the end of the run; empty: not known, or not finite there."""
+    """The objective at a few steps, the last of them the end of the run; empty: not known, or not finite there. That of
+    a continuation begins with the run that it continues."""
+    stopped_at_rung: bool = False
+    """Whether it can be continued."""
+    restarted: bool = False
+    """Whether it was to continue another run, and began with its first step again."""
 
 
 class History:
@@ -69,7 +79,11 @@ class History:
         except LabError:  # the folder never existed, or was removed or damaged
             return None
         metrics, steps = from_dict(summary.get("metrics", {})), summary.get("steps")
-        return PastRun(run, config, metrics, steps, self._curve(summary))
+        return PastRun(
+            run, config, metrics, steps, self._curve(summary),
+            stopped_at_rung=summary.get("reason") == STOPPED_AT_RUNG and run.status == "stopped",
+            restarted=summary.get("restarted") is True,
+        )  # fmt: skip
 
     def _curve(self, summary: dict[str, Any]) -> Curve:
         measured, objective = summary.get("objective") or {}, self._objective

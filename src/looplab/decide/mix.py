@@ -214,4 +214,7 @@ def _outcomes(study: StudyView) -> list[tuple[str, str]]:
         else:
             outcome = "waiting" if run.verdict is None else "discarded"
         outcomes[run.id] = outcome
+    for run in sorted(runs, key=lambda run: run.n, reverse=True):
+        if run.role == Role.CONTINUATION and run.parent in outcomes:
+            outcomes[run.parent] = outcomes[run.id]  # what became of the whole training
     return [(run.proposer, outcomes[run.id]) for run in runs if run.role == Role.TRIAL]

@@ -290,6 +290,25 @@ class SearchProposer:
             proposals.append(proposal)
         return proposals
 
+    @property
+    def startup(self) -> int:
+        """Measured points before a model is used."""
+        default = gp_startup(len(self.axes)) if self._settings.sampler == "auto" else OPTUNA_STARTUP
+        return self._settings.startup or default
+
+    def points(self, study: StudyView) -> list[SearchPoint]:
+        """Return all points so far, ordered by their first run."""
+        return self._collect_points(study)[0]
+
+    def params_of(self, config: dict[str, Any]) -> Params | None:
+        """Return the point of a config; None if one of its values is outside the search space."""
+        return self._to_params(config)
+
+    def params_after(self, edits: Sequence[str]) -> Params | None:
+        """Return the point of a proposal."""
+        ruling = self._guard.check(self._base, edits)
+        return None if ruling.config is None else self._to_params(ruling.config)
+
     def _sample_proposal(self, count: int, points: list[SearchPoint], taken: set[bytes]) -> Proposal | None:
         """Return a proposal that is new and that the guard allows; None if there is none.
 

@@ -71,6 +71,8 @@ class RunPlan:
     """Arguments of the trainer beyond launch.command, without secrets; None: not recorded."""
     call_edits: tuple[str, ...] = ()
     """Edits by the flags of the call, such as --steps."""
+    until: float | None = None
+    """Step of the objective at which the run is stopped; None: it is trained to its end."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the ledger keeps: all but the config, which it keeps by its hash."""
@@ -86,6 +88,7 @@ class RunPlan:
             "job": None if self.job is None else self.job.to_dict(),
             "extra": None if self.extra is None else list(self.extra),
             "call_edits": list(self.call_edits) or None,
+            "until": self.until,
         }
         return {key: value for key, value in found.items() if value is not None}
 
@@ -113,4 +116,5 @@ class RunPlan:
             job=Job.from_dict(config if job is True else job) if job else None,  # True: version 0.1
             extra=None if extra is None else tuple(extra),
             call_edits=tuple(kept.get("call_edits") or ()),
+            until=kept.get("until"),
         )

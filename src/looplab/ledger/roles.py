@@ -12,6 +12,8 @@ class Role(StrEnum):
     """A base config of the lab file."""
     TRIAL = "trial"
     """A new config."""
+    CONTINUATION = "continuation"
+    """A run that was stopped at a rung, continued from its checkpoint; its parent is the run so far."""
     REPLICATE = "replicate"
     """A known config once more, usually with another seed."""
     CONFIRMATION = "confirmation"
@@ -31,8 +33,8 @@ class Role(StrEnum):
 
 
 _ROLES = {role.value: role for role in Role}
-DECIDED = (Role.BASE, Role.TRIAL)
-"""Runs of a config that was not run before; all others repeat one."""
+DECIDED = (Role.BASE, Role.TRIAL, Role.CONTINUATION)
+"""Runs of a config that was not run before, or only in part; all others repeat one."""
 COPIES = (Role.CONFIRMATION, Role.REPRODUCTION)
 """Runs that repeat another one with its own seed; they say nothing about the noise between seeds."""
 

@@ -21,7 +21,7 @@ from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import CONDITIONS, RunRow
 from looplab.loop.reproduce import place_of
 from looplab.loop.setup import Base, Setup
-from looplab.loop.warm_start import continued, resolve
+from looplab.loop.warm_start import continued, find_checkpoint, resolve
 from looplab.runs import folder
 from looplab.runs.redact import HIDDEN, hide_values, redact_argv
 
@@ -180,6 +180,8 @@ class Decider:
             return decide_job(proposal)
         if origin is Origin.AGAIN and proposal.parent is not None and self._ledger is not None:
             return self._again(proposal, self._ledger.run(proposal.parent))
+        if proposal.continues and proposal.parent is not None and self._ledger is not None:
+            return self._continuation(proposal, self._ledger.run(proposal.parent))
         hidden = [edit for edit in proposal.edits if HIDDEN in edit]
         if hidden:
             why = "its value is a secret, which is not recorded: write it into the base config or the environment"
@@ -223,6 +225,7 @@ class Decider:
             start=start,
             extra=self._extra,
             call_edits=self._setup.edits,
+            until=proposal.until,
         )
         return Decision(
             plan=plan,
@@ -282,6 +285,64 @@ class Decider:
         place = place_of(self._setup.lab, twin.id)
         plan = replace(decision.plan, source=proposal.source, place=str(place) if place else None)
         return replace(decision, role=Role.REPRODUCTION, proposal=proposal.id, plan=plan)
+
+    def _continuation(self, proposal: Proposal, run: RunRow) -> Decision:
+        """Decide on a run that starts from the checkpoint of another one, where that was stopped.
+
+        Without edits it is the same training: its point and the weights that it began with are those of that run. With
+        edits it is another config, which starts from that run's weights.
+
+        Raises:
+            ProposalRejected: There is no checkpoint, or the guard rejects the edits.
+        """
+        warm = self._setup.study.warm_start
+        if warm is None:
+            why = "the study has no warm_start, so nothing can be continued"
+            raise ProposalRejected((Problem("parent", run.id, "warm start", why),))
+        plan = self.plan_of(run)
+        try:
+            path = find_checkpoint(warm, self._setup.lab, self._outputs, run, self._ledger)
+            digest = folder.hash_file(path)
+            if digest is None:
+                raise LabError(f"{path} is not there")
+        except (LabError, OSError) as error:
+            raise ProposalRejected((Problem("parent", run.id, "warm start", str(error)),)) from None
+        start = {"asked": run.id, "run": run.id, "path": str(path), "sha256": digest}
+        config, _ = hide_values(self._setup.track(plan.config))
+        config, point, source, role = copy.deepcopy(config), run.point, run.warm, Role.CONTINUATION
+        if proposal.edits:
+            ruling = self._setup.guard.check(config, proposal.edits)
+            if ruling.config is None or ruling.problems:
+                raise ProposalRejected(ruling.problems)
+            config = copy.deepcopy(ruling.config)
+            untracked = self._setup.untracked(config)
+            point = hash_point(untracked, self._setup.seed, warm, self._setup.conditions)
+            source, role = run.id, Role.TRIAL
+        config = continued(warm, config, start)
+        base = self._setup.base(run.base)
+        return Decision(
+            plan=RunPlan(
+                config,
+                edits=proposal.edits,
+                diff_parent=diff(plan.config, config),
+                diff_base=diff(base.config, config),
+                source=proposal.source,
+                start=start,
+                extra=plan.extra or (),
+                call_edits=plan.call_edits,
+                until=proposal.until,
+            ),
+            config_hash=hash_config(config),
+            point=point,
+            seed=run.seed,
+            proposer=proposal.proposer,
+            reason=proposal.reason,
+            base=base.name,
+            proposal=proposal.id,
+            parent=run.id,
+            role=role,
+            warm=source,
+        )
 
     def control(self, champion: RunRow, source: RunRow, seed: int | None, why: str) -> Decision:
         """Decide on the champion's config, starting from the weights that another run started from."""

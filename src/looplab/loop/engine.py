@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from looplab.decide.base import describe_error, is_environmental
+from looplab.decide.history import STOPPED_AT_RUNG
 from looplab.errors import LabError
 from looplab.judge.base import Judgement
 from looplab.launch import supervisor
@@ -112,7 +113,7 @@ class Engine:
             setup, self.study, decider, self._study_judge, self._tell, self._outbox.log_line, executor.wake,
             warn=self._warn,
         )  # fmt: skip
-        self._monitor = RunMonitor(setup, self.study, self.folder, self._tell) if setup.study.watch else None
+        self._monitor = RunMonitor(setup, self.study, self.folder, self._tell) if setup.watches else None
         self._live = LiveMetrics(setup, self.folder, self._monitor, self._tell)
         self.run_metrics = self._live.of_run
         self._recorder = Recorder(setup, self.study, self.folder, self._preparer, self._outbox, self.run_metrics)
@@ -552,7 +553,8 @@ class Engine:
             self.study.set_best(run.id, objective)
             if self._models is not None:
                 self._models.request("best", row)
-        if self._study_judge is not None and (exit_.reason or "").startswith(WATCHED) and run.role in DECIDED:
+        by_rule = (exit_.reason or "").startswith(WATCHED) and exit_.reason != STOPPED_AT_RUNG
+        if self._study_judge is not None and by_rule and run.role in DECIDED:
             row = self._verdicts.discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         is_best = self.best is row
         said = f"{row.status} in {row.seconds or 0:.1f} s"

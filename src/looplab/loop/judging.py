@@ -93,10 +93,13 @@ class StudyJudge:
         """
         if run.conditions != self._conditions:
             return
-        if run.role not in JUDGED or (run.status == "stopped" and run.role in DECIDED):
-            return  # a stopped trial has no valid result; a stopped replicate counts, or it would be requested again
-        cost = (run.seconds or 0.0) * run.devices + self._costs.get(run.warm or "", 0.0)
+        if run.role not in JUDGED:
+            return
+        earlier = run.parent if run.role == Role.CONTINUATION else run.warm
+        cost = (run.seconds or 0.0) * run.devices + self._costs.get(earlier or "", 0.0)
         self._costs[run.id] = cost
+        if run.status == "stopped" and run.role in DECIDED:
+            return  # a stopped trial has no valid result; a stopped replicate counts, or it would be requested again
         self._created[run.id] = run.created
         group = self._groups.setdefault(
             (run.point, run.warm), _Group(run.id, run.n, run.warm, control=run.role == Role.CONTROL)

@@ -20,13 +20,14 @@ from looplab.config.lab import LAB_FILE, RUN_FOLDER
 from looplab.config.paths import diff
 from looplab.launch.base import Exit
 from looplab.ledger.catalogue import AlarmEvent
+from looplab.ledger.roles import Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.outbox import Outbox
 from looplab.loop.prepare import Prepared, Preparer
 from looplab.loop.setup import Setup
 from looplab.measure.discover import describe
-from looplab.measure.run_metrics import RunMetrics, left_nothing, summarise
+from looplab.measure.run_metrics import RunMetrics, join_segments, left_nothing, summarise
 from looplab.measure.summary import digest
 from looplab.runs import folder
 from looplab.runs.outside import written_since
@@ -152,6 +153,9 @@ class Recorder:
         summary, status, objective = summarise(
             run, self._setup.study, metrics, exit_, lab=self._setup.lab, run_dir=run_dir
         )
+        if run.role == Role.CONTINUATION and run.parent is not None:
+            earlier = folder.read_json(self._outputs / run.parent, "summary.json", strict=False)
+            objective = join_segments(summary, earlier, self._setup.study.objective)
         record = f"{folder.RECORD}/" if is_untouched else folder.record_name(run_dir, "")
         files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.

@@ -17,7 +17,7 @@ from looplab.ledger.view import RunRow
 from looplab.loop.flags import best_run
 from looplab.loop.judging import StudyJudge, SummaryWriter, record_judgement
 from looplab.loop.setup import Setup, resolved_configuration
-from looplab.measure.run_metrics import RunMetrics, summarise
+from looplab.measure.run_metrics import RunMetrics, join_segments, summarise
 from looplab.measure.summary import digest, from_dict, objective_value
 from looplab.report.archive import archive_run
 from looplab.runs import folder
@@ -104,6 +104,9 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
     metrics = RunMetrics(setup.study, run_dir)
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
     summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)
+    if run.role == Role.CONTINUATION and run.parent is not None:
+        earlier = folder.read_json(run_dir.parent / run.parent, "summary.json", strict=False)
+        value = join_segments(summary, earlier, setup.study.objective)
     path = folder.record_file(run_dir, "summary.json")
     before = folder.read_json(run_dir, "summary.json", strict=False)
     measured = digest(metrics.summariser.result()) if value is not None else None

@@ -29,6 +29,7 @@ from looplab.launch.slots import make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
 from looplab.ledger.roles import Origin
 from looplab.ledger.view import RunRow
+from looplab.loop.fidelity import with_fidelity
 from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
 from looplab.runs.capsule import Fingerprints, in_git
 from looplab.runs.folder import hash_file
@@ -166,6 +167,15 @@ class Setup:
     def keep_going(self) -> bool:
         """Whether the study continues even if no base config works."""
         return self.options.keep_going or self.study.keep_going
+
+    @property
+    def watches(self) -> bool:
+        """Whether running runs may be stopped by what they measure."""
+        stops = any(
+            one.pbt is not None or (one.search is not None and one.search.fidelity is not None)
+            for one in self.study.proposers
+        )
+        return stops or bool(self.study.watch)
 
     def is_unusable(self, run: RunRow) -> bool:
         """Whether a run has ended without a result that others can be compared with."""
@@ -407,6 +417,9 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     if not in_git(lab.folder):
         notes += (NO_GIT,)
     notes = (*(flag.describe() for flag in flags), *option_notes, *notes)
+    with lab.at(study, "proposers"):
+        study, fidelity_notes = with_fidelity(study)
+    notes += fidelity_notes
     with lab.at(study, "watch"):
         held_out = study.holdout.metric if study.holdout is not None else None
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
@@ -571,7 +584,22 @@ def make_proposers(
             if study.objective is None:
                 raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
             goal = study.objective.goal
-            others.append(SearchProposer(entry.search, setup.guard, base, goal, history, unsearched(setup)))
+            search = SearchProposer(entry.search, setup.guard, base, goal, history, unsearched(setup))
+            others.append(search)
+            if entry.search.fidelity is not None:
+                from looplab.decide.fidelity import FidelityProposer
+
+                can_continue = study.warm_start is not None
+                others[-1] = FidelityProposer(
+                    entry.search.fidelity, search, history, goal=goal, can_continue=can_continue
+                )
+        elif entry.pbt is not None:
+            from looplab.decide.pbt import PbtProposer
+
+            assert study.objective is not None  # checked with the lab file
+            others.append(
+                PbtProposer(entry.pbt, setup.guard, base, history, goal=study.objective.goal, fixed=unsearched(setup))
+            )
         elif entry.agent is not None:
             from looplab.decide.agent import AgentProposer, UnaskedAgent
 

@@ -11,7 +11,9 @@ from threading import Thread
 
 from looplab.config.edits import parse_edit
 from looplab.config.lab import AlertConfig
+from looplab.decide.history import RUNG
 from looplab.decide.rules import resolve
+from looplab.decide.rungs import TOLERANCE
 from looplab.guard.knobs import KnobTable
 from looplab.ledger.roles import DECIDED, Origin
 from looplab.ledger.study import StudyLedger
@@ -60,6 +62,7 @@ class RunMonitor:
             if rule.kind in ("when", "plateau", "prune")
         }
         self._told: set[str] = set()
+        self._until: dict[str, float | None] = {}  # run → the step at which it is stopped
         self._alerts: list[Thread] = []
         self.budgets = any(rule.budget for rule in study.watch)
         """Whether any rule watches the budget."""
@@ -83,6 +86,8 @@ class RunMonitor:
         for run in running:
             for rule, stops in self._record.watched_rules(run.id):
                 self._watcher.recall(run.id, rule)
+                if rule == RUNG:
+                    self._until[run.id] = None
                 if stops:
                     stopped.append((run.id, rule))
         return stopped
@@ -98,9 +103,21 @@ class RunMonitor:
         live = RunSnapshot(run.id, batch, metrics.step, started, max(metrics.grown, started), budget_used)
         alarms = self._watcher.look(live, clock.now())
         if run.role in DECIDED:
-            return alarms
+            return alarms + self._at_rung(run, metrics)
         # Replicates run to their end, however they perform; only broken ones are stopped.
         return [alarm for alarm in alarms if alarm.rule not in self._impatient]
+
+    def _at_rung(self, run: RunRow, metrics: RunMetrics) -> list[Alarm]:
+        """Return the alarm that stops a run at its rung, once, as soon as its objective was measured there."""
+        if run.id not in self._until:
+            plan = self._record.plan_of(run.id)
+            self._until[run.id] = None if plan is None else plan.until
+        until, step = self._until[run.id], metrics.objective_step
+        if until is None or step is None or step < until * (1 - TOLERANCE):
+            return []
+        self._until[run.id] = None
+        text = f"step {step:g} of {until:g} is reached; it can be continued from there"
+        return [Alarm(RUNG, run.id, True, (), 0, None, None, text, step, {})]
 
     def apply(self, run: RunRow, alarm: Alarm) -> None:
         """Record an alarm and its consequences; must be called inside a transaction, before the run is stopped."""
@@ -161,10 +178,12 @@ class RunMonitor:
         """
         rest = metrics.rest if metrics is not None else {}
         if by_itself and metrics is not None:
+            self._until[run.id] = None  # it has ended by itself
             for batch in (rest, {}):
                 for alarm in self.look(run, metrics, batch, None):
                     self.apply(run, replace(alarm, stops=False))
             rest = {}
+        self._until.pop(run.id, None)
         for unable in self._watcher.ended(run.id, run.objective, rest):
             if unable not in self._told:
                 self._told.add(unable)

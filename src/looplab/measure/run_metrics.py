@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,13 @@ class RunMetrics:
         return objective_value(self.summariser, objective.metric, objective.at)
 
     @property
+    def objective_step(self) -> float | None:
+        """The last step at which the objective was measured; None if it was not."""
+        objective = self.study.objective
+        found = None if objective is None else self.summariser.summary(objective.metric)
+        return None if found is None else found.last_step
+
+    @property
     def step(self) -> float | None:
         """The largest step so far; None if there is none."""
         return self.reader.last_step
@@ -161,6 +169,42 @@ def left_nothing(run_dir: Path) -> bool:
         return os.listdir(run_dir) == [RECORD] and os.lstat(f"{run_dir}/{RECORD}/train.log").st_size == 0
     except OSError:
         return False
+
+
+def join_segments(
+    summary: dict[str, Any], earlier: Mapping[str, Any], objective: ObjectiveConfig | None
+) -> float | None:
+    """Let the summary of a continuation begin with the run that it continues; return the objective of both.
+
+    The curve is that of both, without what was measured twice. The objective counts everything if it is the best or the
+    first value. A trainer that begins with its first step again has not continued: its summary is its own, with a note.
+
+    Args:
+        summary: Changed in place: `curve`, `objective`, `notes`; `restarted` is added.
+        earlier: The summary of the run that it continues.
+    """
+    own, before = summary["curve"], [tuple(point) for point in earlier.get("curve") or ()]
+    entry = summary["objective"] or {}
+    value: float | None = entry.get("value")
+    summary["continues"] = earlier.get("id")
+    measured = {"metric": objective.metric, "at": objective.at} if objective is not None else {}
+    if not before or any((earlier.get("objective") or measured).get(key, it) != it for key, it in measured.items()):
+        return value  # nothing is known about it, or only another objective
+    summary["restarted"] = bool(own) and own[0][0] <= before[0][0]
+    if summary["restarted"]:
+        summary["notes"].append(
+            f"it began at step {own[0][0]:g}, although it continues run {earlier.get('id')}, which was stopped at step "
+            f"{before[-1][0]:g}: the trainer does not resume its step"
+        )
+        return value
+    if objective is not None and objective.at in ("best", "first"):
+        reached = before[-1][1]
+        best = max if objective.goal == "max" else min
+        own = [(step, reached if objective.at == "first" else best(reached, found)) for step, found in own]
+        if value is not None:
+            value = entry["value"] = reached if objective.at == "first" else best(reached, value)
+    summary["curve"] = [*(point for point in before if not own or point[0] < own[0][0]), *own]
+    return value
 
 
 def summarise(

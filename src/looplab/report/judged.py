@@ -60,7 +60,10 @@ def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
             leads[row.id] = row  # from another tool: never part of another point
         elif row.role in DECIDED:
             leads[row.id] = row
-            owner.setdefault((row.point, row.warm), row.id)
+            if row.role == Role.CONTINUATION:
+                owner[row.point, row.warm] = row.id  # the training as far as it got; verdicts are about it
+            else:
+                owner.setdefault((row.point, row.warm), row.id)
     members: dict[str, list[RunRow]] = {}
     copies: dict[str, list[RunRow]] = {}
     lead_of: dict[str, str] = {}

@@ -136,6 +136,12 @@ class Tabs(BROWSER.Browser):  # type: ignore[misc, name-defined]
         self.send("Page.navigate", url=url)
         self.wait_for("document.querySelector('header.top') !== null")
 
+    def forget(self) -> None:
+        """Leave the page of an earlier test, which asks on, and forget its requests."""
+        self.send("Page.navigate", url="about:blank")
+        self.wait_for("location.href === 'about:blank'")
+        self.requests.clear()
+
     def new_tab(self) -> str:
         """Open a tab and make it the current one; return its session."""
         self._session = None
@@ -148,10 +154,17 @@ class Tabs(BROWSER.Browser):  # type: ignore[misc, name-defined]
 
     def switch(self, session: str) -> None:
         self._session = session
+        self.send("Page.bringToFront")
+
+
+@pytest.fixture
+def browser(shared_browser: Any) -> Any:
+    shared_browser.forget()
+    return shared_browser
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def shared_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     program = BROWSER.find_chromium()
     if program is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on PATH")

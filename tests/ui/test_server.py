@@ -424,7 +424,8 @@ def test_a_verdict_comes_with_its_evidence_and_its_bar(judged_full: Any, serve: 
         assert now["judge"]["champion"] == found["judge"]["champion"]
         assert now["since"]["tried"] == 12
         later = client.get("now", study="tiny", since=now["seq"])
-        assert later["since"]["tried"] == later["since"]["events"] == 0
+        assert later["since"]["tried"] == later["since"]["ended"] == 0
+        assert later["since"]["new_champion"] is None
         record = client.get("record", limit=5)
         assert record["chain"] == {"checked": judged_full.ledger.head()[0], "broken": None}
         assert [one["seq"] for one in record["events"]] == sorted(

@@ -44,22 +44,11 @@ class StudyFeed:
                 found[digest] = str(row[0])
         return found
 
-    def count_kinds(self, after: int) -> dict[str, int]:
-        """Return how many events of each kind came after an event."""
-        sql = "SELECT kind, count(*) FROM events WHERE study=? AND seq>? GROUP BY kind"
-        return {kind: int(number) for kind, number in self._ledger.rows(sql, (self._view.name, after))}
-
     def events_of(self, kinds: Collection[str], after: int) -> list[Event]:
         """Return the events of some kinds after an event, oldest first."""
         marks = ", ".join("?" * len(kinds))
         sql = f"SELECT * FROM events WHERE study=? AND seq>? AND kind IN ({marks}) ORDER BY seq"  # noqa: S608 (marks)
         return [Event.of(row) for row in self._ledger.rows(sql, (self._view.name, after, *kinds))]
-
-    def runs_between(self, begin: float) -> list[RunRow]:
-        """Return the runs that ran at or after a time, oldest first."""
-        sql = "SELECT id FROM runs WHERE study=? AND started IS NOT NULL AND coalesce(ended, ?) >= ? ORDER BY n"
-        rows = self._ledger.rows(sql, (self._view.name, begin, begin))
-        return [run for (id_,) in rows if (run := self._view.find_run(id_)) is not None]
 
 
 def read_events(
@@ -86,11 +75,6 @@ def last_anchor(ledger: Ledger) -> Mapping[str, Any] | None:
     sql = "SELECT seq, at, data FROM events WHERE kind='anchored' ORDER BY seq DESC LIMIT 1"
     row = ledger.one(sql)
     return None if row is None else {**load_own_json(row["data"]), "seq": row["seq"], "at": row["at"]}
-
-
-def count_asked(ledger: Ledger) -> int:
-    """Return how many requests to engines are waiting to be obeyed."""
-    return int(ledger.rows("SELECT count(*) FROM commands WHERE done IS NULL")[0][0])
 
 
 class ChainCheck:

@@ -21,6 +21,7 @@ from looplab.config.lab import StudyConfig
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
 from looplab.report.html import short
+from looplab.untrusted import clean_line
 
 MAX_POINTS = 1000
 MAX_RUNS = 40
@@ -106,7 +107,7 @@ def draw(cache: CurveCache, study: StudyConfig, outputs: Path, request: CurveReq
     for id_, lead, _ in request.runs[:MAX_RUNS]:
         groups.setdefault(lead if request.by_config else id_, []).append(id_)
     return {
-        "metrics": known,
+        "metrics": [clean_line(name) for name in known],
         "charts": [_chart(name, groups, read, request) for name in chosen[:MAX_METRICS]],
         "problems": {id_: list(read[id_].reader.problems.values())[:3] for id_ in read if read[id_].reader.problems},
     }
@@ -128,7 +129,7 @@ def _chart(
         if bucketed:
             mean, low, high = bucketed[0] if len(bucketed) == 1 else _band(bucketed)
             series.append({"run": name, "runs": len(bucketed), "mean": mean, "low": low, "high": high})
-    return {"metric": metric, "x": [short(step, 9) for step in grid], "series": series}
+    return {"metric": clean_line(metric), "x": [short(step, 9) for step in grid], "series": series}
 
 
 Place = Callable[[float], int]

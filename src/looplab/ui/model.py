@@ -44,6 +44,7 @@ FIRST_S = 0.25
 MAX_COLUMNS = 60
 """Knobs and other config keys, and metrics, each."""
 MAX_REASON = 300
+MAX_NAME = 200
 MAX_RUNNING = 64
 """Running runs whose metrics are followed."""
 CORE = (
@@ -234,7 +235,7 @@ class StudyModel:
                 if len(self.knobs) >= MAX_COLUMNS:
                     return
                 place = self._knob_places[key] = len(self.knobs)
-                self.knobs.append(key)
+                self.knobs.append(clean_line(key, MAX_NAME))
             values.extend([None] * (place + 1 - len(values)))
             shown = wording.value(key, value)
             values[place] = wording.cut(shown, 80) if isinstance(shown, str) else shown
@@ -255,7 +256,7 @@ class StudyModel:
         place = self._metric_places.get(name)
         if place is None and len(self.metrics) < MAX_COLUMNS:
             place = self._metric_places[name] = len(self.metrics)
-            self.metrics.append(name)
+            self.metrics.append(clean_line(name, MAX_NAME))
         return place
 
     def _put_cells(self, run: str, last: dict[str, float | None]) -> None:

@@ -27,7 +27,7 @@ from looplab.report.judged import ReplicatedConfig, judged_now, mix_facts, point
 from looplab.runs import folder
 from looplab.ui.files import HeldOutFilter, ShownFile, list_files, read_file
 from looplab.ui.model import CORE, LabModel, StudyModel
-from looplab.ui.overview import gain_of, tests_of, verdict_facts
+from looplab.ui.overview import judge_facts, verdict_facts
 
 MAX_TEXT = 4000
 MAX_EVENTS_OF_RUN = 100
@@ -257,14 +257,7 @@ def judge_page(model: LabModel, name: str) -> dict[str, Any]:
         for event in feed.events_of(("held-out read",), 0)
     ]  # the text of the event has the values, which the page never gets
     return {
-        "judge": {
-            "by": judge.by, "headline": judge.headline, "champion": judge.champion, "base": judge.base,
-            "mean": judge.mean, "sd": judge.sd, "runs": judge.runs, "sigma": judge.sigma,
-            "noise_runs": judge.noise_runs, "noise_points": judge.noise_points, "floor": judge.floor,
-            "counts": judge.counts, "alpha": judge.alpha, "spent": judge.spent, "reserved": judge.reserved,
-            "gain": gain_of(judge), "tests": tests_of(judge, record), "held_out": judge.held_out,
-            "alarms": [_plain(alarm) for alarm in judge.alarms],
-        },
+        "judge": judge_facts(judge, record),
         "entries": entries,
         "reads": reads,
         "drift": [

@@ -31,11 +31,12 @@ from looplab import __version__
 from looplab.errors import LabError
 from looplab.ledger.feed import ChainCheck
 from looplab.ledger.view import MAX_RUN_DIGITS
+from looplab.report.overview import WINDOW_S
 from looplab.ui import pages
 from looplab.ui.curves import MAX_METRICS, MAX_POINTS, MAX_RUNS, CurveCache, CurveRequest, draw
 from looplab.ui.files import ShownFile, read_file, read_log
 from looplab.ui.model import PORTION_S, LabModel
-from looplab.ui.overview import WINDOW_S, overview
+from looplab.ui.overview import overview
 from looplab.ui.security import AccessRules, Gate
 from looplab.ui.steering import ACTIONS, Actor, Steering, edits_of, text_of
 from looplab.untrusted import UntrustedError, dump_json, load_json, mend_text

@@ -189,7 +189,7 @@ export class NowPage {
     if (rows.length) {
       const list = el("div", { class: "budget-list" });
       for (const one of rows) {
-        const left = one.left !== null && found.engine !== null ? t("{time} left", { time: ago(one.left) }) : "";
+        const left = one.left_s !== null && found.engine !== null ? t("{time} left", { time: ago(one.left_s) }) : "";
         list.append(el("div", { class: "budget-row" }, el("span", { class: "muted", text: t(one.name) }), el("span", { text: one.shown }), el("span", { class: "muted left", text: left })));
         if (one.limit) {
           const fill = el("div", {});
@@ -268,15 +268,11 @@ export class NowPage {
   drawLanes(found) {
     const window = Number(this.window);
     const [from, to] = [found.at - window, found.at];
-    const slots = new Map();
-    for (const one of (found.lanes && found.lanes.runs) || []) {
-      if (!slots.has(one.slot)) slots.set(one.slot, []);
-      const kind = one.state === "running" ? "running" : one.verdict || (one.status !== "ok" ? one.status : one.role === "trial" || one.role === "base" ? "ok" : "replicate");
-      slots.get(one.slot).push({ id: one.run, from: one.begin, to: one.end || found.at, kind, text: one.run });
-    }
-    const lanes = [...slots].sort((a, b) => a[0].localeCompare(b[0], undefined, { numeric: true })).map(([name, bars]) => ({ name: name || "–", bars: this.withGaps(name, bars, from) }));
-    const calls = (found.lanes && found.lanes.agents) || [];
-    if (calls.length) lanes.push({ name: t("agents"), bars: calls.map((one) => ({ id: `call:${one.call}`, from: one.begin, to: one.end || found.at, kind: one.ok === false ? "failed" : "agent", text: one.call })) });
+    const lanes = (found.lanes || []).map((lane) => {
+      const isAgents = lane.bars.some((bar) => bar.kind === "agent");
+      const bars = lane.bars.map((bar) => ({ id: isAgents ? `call:${bar.id}` : bar.id, from: bar.begin, to: bar.end || found.at, kind: bar.kind, text: bar.id }));
+      return isAgents ? { name: t("agents"), bars } : { name: lane.name, bars: this.withGaps(lane.name, bars, from) };
+    });
     if (!lanes.length) {
       this.timeline = null;
       this.lanes.replaceChildren(el("p", { class: "empty", text: t("Nothing ran in this period.") }));
@@ -362,11 +358,11 @@ export class NowPage {
   drawQueue(found) {
     const reason = found.engine === null ? t("no engine is running") : found.paused ? t("the study is paused") : t("all slots are busy, or the judge's replicates come first");
     const rows = (found.queue || []).map((one) =>
-      el("li", {}, el("code", { class: "wrap", text: one.edits.join("  ") || "–" }), el("span", { class: "muted small", text: [one.by, t("from {run}", { run: one.parent || t("the base") }), one.reason].filter(Boolean).join(" · ") })),
+      el("li", {}, el("code", { class: "wrap", text: one.what }), el("span", { class: "muted small", text: [one.name, one.by, one.why].filter(Boolean).join(" · ") })),
     );
-    const planned = found.planned || [];
+    const planned = (found.counts || {}).planned || 0;
     this.queue.replaceChildren(
-      rows.length || planned.length ? el("p", { class: "muted small", text: t("{n} planned, {m} waiting: {reason}.", { n: planned.length, m: found.waiting, reason }) }) : el("p", { class: "muted small", text: t("No proposal waits; proposers are asked when a slot is free.") }),
+      rows.length ? el("p", { class: "muted small", text: t("{n} planned, {m} waiting: {reason}.", { n: planned, m: found.waiting, reason }) }) : el("p", { class: "muted small", text: t("No proposal waits; proposers are asked when a slot is free.") }),
       rows.length ? el("ol", { class: "queue" }, ...rows) : "",
       lab.control && !this.form ? (this.form = proposalForm(this.app)) : this.form || "",
     );

@@ -38,9 +38,10 @@ HEADERS = {
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 _PORT = re.compile(r"(?::\d{1,5})?")
 OPENED = (
-    """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./"><title>looplab</title>"""
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./">'
+    '<link rel="icon" href="data:,"><title>looplab</title>'
 )
-LOCKED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>looplab</title>
+LOCKED = """<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>looplab</title>
 <h1>This page needs its token</h1>
 <p>Open the address that <code>looplab ui</code> printed; it ends in <code>?token=…</code>.</p></html>"""
 

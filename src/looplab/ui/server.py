@@ -409,4 +409,5 @@ def serve(server: PageServer, listening: socket.socket) -> None:
         server.asgi, http="h11", ws="none", log_config=None, access_log=False, server_header=False,
         timeout_graceful_shutdown=2, limit_concurrency=500, lifespan="on",
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
+        uvicorn.Server(config).run(sockets=[listening])

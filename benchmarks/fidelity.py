@@ -63,7 +63,8 @@ POOL = 30
 """Random configs, trained to the end, whose best value is the target."""
 BUDGET = 40 * EPOCHS
 FIRST_SEED = 7000
-QUICK = ("linear", "boosting", "perceptron")
+QUICK = ("linear", "perceptron")
+QUICK_WAYS = ("looplab", "optuna_hyperband")
 decide.PACKAGES["ray_asha"] = ["ray[tune]"]
 
 
@@ -556,19 +557,19 @@ def ratio(epochs: dict[str, dict[str, list[int]]], way: str, other: Callable[[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three trainings, two seeds")
+    parser.add_argument("--quick", action="store_true", help="two trainings of TUNING, two ways, one seed")
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help="default: 10")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
     parser.add_argument("--trainings", choices=["tuning", "untouched", "all"], default="untouched")
     parser.add_argument("--only", nargs="*", default=[], choices=list(TRAININGS), metavar="TRAINING")
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--ways", nargs="*", default=[], choices=list(WAYS), metavar="WAY")
     parser.add_argument("--keep", type=Path, metavar="FILE")
     options = parser.parse_args()
     began = time.time()
-    seeds = options.seeds or (2 if options.quick else 10)
+    seeds = options.seeds or (1 if options.quick else 10)
     groups = {"tuning": TUNING, "untouched": tuple(UNTOUCHED), "all": tuple(TRAININGS)}
     names = options.only or (QUICK if options.quick else groups[options.trainings])
-    ways, left_out = list(options.ways), {}
+    ways, left_out = list(options.ways or (QUICK_WAYS if options.quick else WAYS)), {}
     if "ray_asha" in ways:
         why = decide.prepare("ray_asha", make=not options.quick)
         if why is not None:

@@ -6,8 +6,8 @@
 Real trainings of 27 epochs (scikit-learn with partial fits, torch), one run at a time. The target of each is the best
 value, at any epoch, of 30 whole trainings of random configs. Compared are the epochs that a way trains until a run
 shows that value; a way that has not reached it after 40 times 27 epochs counts with those. The value of a run is the
-best one so far, for all ways. Settings of looplab were chosen on the TUNING trainings, with seeds below 200; those of
-UNTOUCHED were not looked at before the figures in RESULTS.md were measured. With `--keep`, finished studies are kept in
+best one so far, for all ways. Settings of looplab were chosen on the TUNING trainings; those of UNTOUCHED were not
+looked at before the figures in RESULTS.md were measured. With `--keep`, finished studies are kept in
 a file, and a second call continues.
 
 - `looplab`: `search: {fidelity: true}`: the model over curves and knobs. Proposers are the real ones, on a real ledger

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from tests.conftest import PATIENCE_S
 
 from looplab.cli.labs import find_study
-from looplab.cli.serving import LabSteering
+from looplab.cli.page_control import LabSteering
 from looplab.config.lab import load_lab
 from looplab.ledger.plan import RunPlan
 from looplab.loop.lock import engine_pid

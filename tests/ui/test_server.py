@@ -443,11 +443,11 @@ def test_every_action_is_an_event_with_who_and_from_where(
     run = judged.train(judged_base(), proposer="base")
     running = judged.plan({**judged_base(), "model": {**judged_base()["model"], "width": 128}})
     judged.launch(running)
-    monkeypatch.setattr("looplab.cli.serving.engine_pid", lambda *_: None)
+    monkeypatch.setattr("looplab.cli.page_control.engine_pid", lambda *_: None)
     with serve(judged.lab, control=True) as client:
         for action in ("pause", "resume", "drain", "stop"):
             assert client.control("tiny", action).status_code == 400  # there is no engine
-        monkeypatch.setattr("looplab.cli.serving.engine_pid", lambda *_: 1)
+        monkeypatch.setattr("looplab.cli.page_control.engine_pid", lambda *_: 1)
         done = [
             client.control("tiny", action, **more)
             for action, more in [

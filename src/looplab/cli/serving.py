@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from looplab.cli import output
-from looplab.cli.editing import preview_decision
-from looplab.cli.labs import LabContext, find_study, open_context, open_record
-from looplab.cli.onboarding import set_objective
-from looplab.config.edits import parse_edit
-from looplab.config.lab import load_lab
-from looplab.decide.base import Proposal
+from looplab.cli.labs import find_study, open_record
 from looplab.errors import LabError
-from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.roles import Origin
 from looplab.loop.lock import engine_pid
-from looplab.measure.summary import Directions
 from looplab.pipeline.overview import pipelines_of
-from looplab.report import wording
-from looplab.runs.folder import point
-from looplab.runs.redact import redact_text
-from looplab.ui.steering import Actor, Steering, edits_of, text_of
+from looplab.ui.steering import Steering
 
 TOKEN = "LOOPLAB_UI_TOKEN"  # noqa: S105 (the name of a variable)
 LEAST_TOKEN = 16
@@ -54,7 +41,7 @@ def ui(
     listening = listen(host, port)
     bound = listening.getsockname()[1]
     rules = AccessRules.make(chosen, bound, host=host, names=allow_host, control=allow_control)
-    hooks = PageHooks(pipelines_of, LabSteering(lab.folder) if allow_control else None)
+    hooks = PageHooks(pipelines_of, _steering(lab.folder) if allow_control else None)
     model = LabModel(lab, find_study=find_study, engine_pid=engine_pid)
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104 (compared)
     url = f"http://{shown}:{bound}/?token={chosen}"
@@ -85,146 +72,9 @@ def _token(given: str | None, file: Path | None) -> str:
     return found
 
 
-class LabSteering(Steering):
-    """Does what a person asks on the page, as the commands of the same names do, and records who asked.
+def _steering(lab: Path) -> Steering:
+    from looplab.cli.page_control import (
+        LabSteering,  # with the engine's rooms, which a page that only reads does without
+    )
 
-    Every action opens the ledger for itself: it is seldom, and the page's own connection can only read.
-    """
-
-    def __init__(self, lab: Path) -> None:
-        self._lab = lab
-
-    @contextlib.contextmanager
-    def _context(self, study: str, *, create: bool = False) -> Iterator[LabContext]:
-        context = open_context(self._lab, study, create=create)
-        try:
-            yield context
-        finally:
-            context.ledger.close()
-
-    def act(self, study: str, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
-        does = {
-            "pause": self._ask, "resume": self._ask, "drain": self._ask, "stop": self._ask, "stop run": self._stop_run,
-            "propose": self._propose, "say": self._say, "veto": self._veto, "objective": self._objective,
-        }  # fmt: skip
-        with self._context(study, create=action in ("propose", "say")) as context:
-            return {"action": action, **does[action](context, action, arguments, actor)}
-
-    def _ask(self, context: LabContext, action: str, _: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
-        if engine_pid(context.lab.folder, context.study.name) is None:
-            raise LabError(
-                f"no engine is running for study {context.study.name!r}", hint="start it with `looplab resume`"
-            )
-        self._command(context, action, actor)
-        done = {"pause": "no more runs are started; the current ones continue", "resume": "the study continues",
-                "drain": "the engine exits when the current runs have ended",
-                "stop": "the engine stops its runs and exits"}  # fmt: skip
-        return {"did": done[action]}
-
-    def _stop_run(self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
-        run = context.record.run(text_of(arguments, "run", needed=True))
-        if run.state != "running":
-            raise LabError(f"run {run.id} is not running: it is {run.status or run.state}")
-        if engine_pid(context.lab.folder, context.study.name) is None:
-            raise LabError("no engine is running that could stop it", hint=f"`looplab stop {run.id}`")
-        self._command(context, action, actor, what="stop", run=run.id)
-        return {"did": f"run {run.id} is being stopped"}
-
-    def _command(
-        self, context: LabContext, action: str, actor: Actor, *, what: str | None = None, run: str | None = None
-    ) -> None:
-        with context.ledger.write():
-            context.record.command(what or action, run=run)
-            context.record.steered(action, who=actor.who, where=actor.where, run=run)
-
-    def _propose(self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
-        edits = [str(parse_edit(edit)) for edit in edits_of(arguments)]
-        parent = self._parent(context, text_of(arguments, "parent") or "best")
-        reason = text_of(arguments, "reason", needed=True)
-        refused, warning = preview_decision(context, Proposal(tuple(edits), reason, Origin.PERSON, parent))
-        if refused:
-            raise LabError(f"the guard rejects it: {refused}")
-        objective = context.study.objective
-        with context.ledger.write():
-            if context.record.objective() is None:
-                context.record.open(objective.metric if objective else None, objective.goal if objective else "min")
-            number = context.record.propose(
-                Origin.PERSON, edits, reason, parent=parent, hypothesis=text_of(arguments, "hypothesis")
-            )
-            context.record.steered(action, who=actor.who, where=actor.where)
-        return {"did": f"proposal {number} is queued", "proposal": number, "warning": warning}
-
-    def _say(self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
-        with context.ledger.write():
-            context.record.say(text_of(arguments, "text", needed=True))
-            context.record.steered(action, who=actor.who, where=actor.where)
-        return {"did": "the agent gets this with its next prompt"}
-
-    def _veto(self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
-        from looplab.loop.judging import veto as invalidate
-
-        run = context.record.run(text_of(arguments, "run", needed=True))
-        why = redact_text(text_of(arguments, "why", needed=True))
-        with context.ledger.write():
-            champion = invalidate(context.record, run, why)
-            context.record.command("veto", run=run.id, why=why)
-            context.record.steered(action, who=actor.who, where=actor.where, run=run.id)
-        if champion is not None:
-            point(context.outputs, "BEST", champion)
-        return {"did": f"run {run.id} is void" + (f"; best is now {champion}" if champion else "")}
-
-    def _objective(
-        self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor
-    ) -> dict[str, Any]:
-        if context.study.objective is not None:
-            raise LabError("the study has an objective", hint="change it with `looplab objective`")
-        metric = text_of(arguments, "metric", needed=True)
-        goal = text_of(arguments, "goal") or Directions(context.study.measure.goals).goal(metric)
-        if goal not in ("min", "max"):
-            raise LabError("the goal is min or max")
-        set_objective(context.lab, context.study, metric, "min" if goal == "min" else "max", None)
-        load_lab(context.lab.folder)
-        with context.ledger.write():
-            context.record.steered(action, who=actor.who, where=actor.where)
-        return {"did": f"the objective is {metric} ({goal}); the next engine uses it"}
-
-    def check(self, study: str, edits: Sequence[str], parent: str) -> dict[str, Any]:
-        with self._reading(study) as context:
-            try:
-                parsed = tuple(str(parse_edit(edit)) for edit in edits)
-                run = self._parent(context, parent)
-            except LabError as error:
-                return {"refused": str(error), "warning": None}
-            refused, warning = preview_decision(context, Proposal(parsed, "", Origin.PERSON, run))
-            return {"refused": refused and wording.plain(refused), "warning": warning and wording.plain(warning)}
-
-    def form(self, study: str) -> dict[str, Any]:
-        with self._reading(study) as context:
-            best = context.record.best()
-            parent = best or next(iter(next(iter(context.record.base_runs().values()), [])), None)
-            config = context.record.config_of(parent, context.outputs / parent.id) if parent is not None else {}
-            table = KnobTable([Knob.make(path, spec) for path, spec in context.study.knobs.items()])
-            values = {key: wording.value(key, value) for key, _, _, value in table.present(config)}
-            knobs = [(path, Knob.make(path, spec)) for path, spec in context.study.knobs.items()]
-            return {
-                "parent": parent.id if parent is not None else None,
-                "knobs": [
-                    {"key": key, "value": values.get(key), "rule": wording.plain(knob.describe()),
-                     "choices": None if knob.choices is None else [wording.shown(one) for one in knob.choices]}
-                    for key, knob in knobs
-                ],
-            }  # fmt: skip
-
-    @contextlib.contextmanager
-    def _reading(self, study: str) -> Iterator[LabContext]:
-        context = open_context(self._lab, study, reading=True)
-        try:
-            yield context
-        finally:
-            context.ledger.close()
-
-    def _parent(self, context: LabContext, parent: str) -> str | None:
-        """Return what a proposal starts from: a run, `best`, or None for the base."""
-        if parent in ("best", "base"):
-            return None if parent == "base" else parent
-        return context.record.run(parent).id
+    return LabSteering(lab)

@@ -111,7 +111,7 @@ def test_a_study_uses_a_plug_in_of_every_kind(installed: dict[str, str], tmp_pat
     ("line", "told"),
     [
         ("executor: {listing: {nonsense: 1}}", "the plug-in 'listing' (looplab.executors) cannot be used"),
-        ("executor: nowhere", "there is no executor 'nowhere'; installed: local, listing"),
+        ("executor: nowhere", "there is no executor 'nowhere'; installed: local, slurm, listing"),
         ("watch: [{jump: {nonsense: 1}}]", "the plug-in 'jump' (looplab.conditions) cannot be used"),
         ("watch: [{jump: {}, nan: true}]", "a watch rule has exactly one of"),
         ("watch: [{nan: true, alert: {file: {}}}]", "the plug-in 'file' (looplab.alerts) cannot be used"),

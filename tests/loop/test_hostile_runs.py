@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from looplab.config.lab import load_lab
-from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Started
+from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Place, Started
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
@@ -57,7 +57,7 @@ class MessyExecutor:
         record = spec.record_dir or spec.run_dir
         (record / "train.log").write_text(f"x is {x}\n")
         now = time.time()
-        self.events.append(Started(spec.run_id, None, now))
+        self.events.append(Started(spec.run_id, Place("here"), now))
         self.events.append(Ended(spec.run_id, Exit(0, started=now, ended=now)))
         if x == 1:
             self._mess(spec.run_dir, record)

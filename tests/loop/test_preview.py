@@ -18,7 +18,7 @@ from looplab import plugins
 from looplab.config.files import hash_config
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
-from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
+from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Place, Started
 from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.plan import RunPlan
@@ -77,7 +77,7 @@ class InstantExecutor:
                 log.write(json.dumps({"step": 1, "score": score}) + "\n")
         now = time.time()
         (spec.run_dir / MARK).write_text(json.dumps({"code": code, "at": now}))
-        self._events.append(Started(spec.run_id, None, now))
+        self._events.append(Started(spec.run_id, Place("here"), now))
         self._events.append(Ended(spec.run_id, Exit(code, started=now, ended=now)))
         self.started += 1
         if self.started == self.kill_at:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from looplab.api.study import EngineThread
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
-from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started
+from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Place, Rejected, Started
 from looplab.launch.local import read_exit
 from looplab.loop.session import SessionResult
 from looplab.loop.setup import Setup
@@ -161,7 +161,7 @@ class CallerExecutor:
             self._events.put(Ended(spec.run_id, _end_of(_record(spec))))
             return
         self._out[spec.run_id] = (spec, now)
-        self._events.put(Started(spec.run_id, os.getpid(), now))
+        self._events.put(Started(spec.run_id, Place(os.uname().nodename, os.getpid()), now))
         self._asked.put(spec)
 
     def cancel(self, run_id: str) -> None:
@@ -174,12 +174,18 @@ class CallerExecutor:
         with contextlib.suppress(LabError):  # its end was reported at this moment
             self.finish(run_id, Exit(None, reason=reason))
 
-    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
+    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None, attempt: int = 1) -> bool:
         record = record_dir or run_dir
         if not (record / "train.log").exists():
             return False
         self._events.put(Ended(run_id, _end_of(record)))
         return True
+
+    def is_alive(self, run_dir: Path, record_dir: Path | None = None) -> bool:
+        return any(spec.run_dir == run_dir for spec, _ in self._out.values())
+
+    def stop_detached(self, run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
+        return [], []  # a run ends with the process that trains it
 
     def poll(self, timeout: float) -> list[LaunchEvent]:
         found = []

@@ -31,6 +31,9 @@ Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds in t
 Runs = Annotated[int | None, typer.Option("--runs", min=1, help="Runs in total; with new --cfgs, from now on.")]
 Continuous = Annotated[bool, typer.Option("--continuous", help="A free slot gets the next proposal at once.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.")]
+ExecutorOption = Annotated[
+    str | None, typer.Option("--executor", help="Where runs are started: local, slurm, or the name of a plug-in.")
+]
 Gpus = Annotated[list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.")]
 Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Also use devices that others use.")]
 Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires of a formal run.")]
@@ -211,6 +214,7 @@ def run(
     runs: Runs = None,
     continuous: Continuous = False,
     concurrency: Concurrency = None,
+    executor: ExecutorOption = None,
     gpus: Gpus = None,
     share: Share = None,
     informal: Informal = False,
@@ -243,7 +247,7 @@ def run(
         cfgs=cfgs, mode=mode, rounds=rounds, runs=runs, continuous=continuous, concurrency=concurrency, gpus=gpus,
         share=share, informal=informal, extra=extra, keep_going=keep_going, again=again, decide=decide,
         flags={"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}, variants=variants_per_run,
-        wandb_online=wandb_online, wandb_entity=wandb_entity, wandb_project=wandb_project,
+        wandb_online=wandb_online, wandb_entity=wandb_entity, wandb_project=wandb_project, executor=executor,
     )  # fmt: skip
     running.run(lab, study, options, execute=exec_, detach=detach, json=json)
 
@@ -256,6 +260,7 @@ def plan(
     runs: Runs = None,
     continuous: Continuous = False,
     concurrency: Concurrency = None,
+    executor: ExecutorOption = None,
     gpus: Gpus = None,
     share: Share = None,
     informal: Informal = False,
@@ -294,13 +299,14 @@ def plan(
         cfgs=cfgs, mode=mode, rounds=rounds, runs=runs, continuous=continuous, concurrency=concurrency, gpus=gpus,
         share=share, informal=informal, extra=extra, keep_going=keep_going, again=again, decide=decide,
         flags={"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}, variants=variants_per_run,
-        wandb_online=wandb_online, wandb_entity=wandb_entity, wandb_project=wandb_project,
+        wandb_online=wandb_online, wandb_entity=wandb_entity, wandb_project=wandb_project, executor=executor,
     )  # fmt: skip
     planning.plan(lab, study, options, resume=resume, commands=commands, json=json)
 
 
 @app.command()
 def resume(
+    executor: ExecutorOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -312,7 +318,7 @@ def resume(
     """
     from looplab.cli import running
 
-    running.resume(lab, study, detach, json)
+    running.resume(lab, study, detach, json, executor=executor)
 
 
 @app.command()

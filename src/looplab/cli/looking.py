@@ -108,7 +108,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         for alarm in facts["alarms"]:
             output.say(f"  ALARM: {alarm}")
         record = StudyLedger(ledger, study.name)
-        rows = {run.id: run for run in record.runs(state="running") + record.runs(limit=LATEST)}
+        unfinished = record.runs(state="queued") + record.runs(state="running")
+        rows = {run.id: run for run in unfinished + record.runs(limit=LATEST)}
         output.table(
             (
                 *("run", "round", "by", "slot", "status", facts["metric"] or "objective"),
@@ -131,7 +132,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             ],
         )
         output.say()
-        if not facts["engine"] and (facts["counts"].get("running") or facts["counts"].get("planned")):
+        if not facts["engine"] and any(facts["counts"].get(state) for state in ("planned", "queued", "running")):
             output.say("  unfinished runs: `looplab resume` adopts those still alive and continues\n")
     _show_pipelines(pipelines, suites)
     _show_versions(versions)
@@ -191,7 +192,7 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
     then = study.objective.then if study.objective else None
     facts["tie_break"] = {**then.model_dump(), "best": None} if then else None
     if ledger is None:
-        return {**facts, "used": asdict(BudgetUsage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
+        return {**facts, "used": asdict(BudgetUsage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [], "queued": [],
                 "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
                 "unreachable": [], "ended_early": None,
                 "agent_calls": {"calls": 0, "unusable": [], "summary": ""}}  # fmt: skip
@@ -227,6 +228,7 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
         "waiting": record.count_waiting(),
         "best": asdict(best) if best else None,
         "running": [asdict(run) for run in running],
+        "queued": [asdict(run) for run in record.runs(state="queued")],
         "place": move and move.text,
         "unreachable": [run.id for run in running if _is_unreachable(study_folder(lab, study.name) / run.id)],
     }

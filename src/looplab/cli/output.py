@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "ok": "green", "failed": "red", "lost": "red", "timeout": "yellow", "stopped": "yellow",
-    "running": "cyan", "planned": "dim", "keep": "green", "discard": "red", "inconclusive": "yellow",
+    "running": "cyan", "queued": "yellow", "planned": "dim", "keep": "green", "discard": "red",
+    "inconclusive": "yellow",
 }  # fmt: skip
 
 

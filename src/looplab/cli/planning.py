@@ -19,7 +19,7 @@ from looplab.ledger.roles import Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import ProposalRow
 from looplab.loop.judging import judge_settings
-from looplab.loop.prepare import FilledCommand
+from looplab.loop.prepare import FilledCommand, batch_script_of
 from looplab.loop.preview import PlannedRun, Preview, preview
 from looplab.loop.session import check_study, count_from_now, options_to_resume, relative_to_lab
 from looplab.loop.setup import RunOptions, Setup, missing_for_formal
@@ -143,6 +143,11 @@ def show_plan(
         output.say(f"command for run {planned.row.id}: {shlex.join(planned.command.argv)}")
         if commands:
             show_command(planned.command)
+    script = batch_script_of(setup, placed[0].command) if placed and placed[0].command is not None else None
+    if script is not None:
+        output.say(f"batch script for run {placed[0].row.id}:")
+        for line in script.splitlines():
+            output.say(f"  {line}")
     if placed and not commands:
         output.say("`looplab plan --commands` shows the command, folder and environment of every run")
     for requirement in missing:
@@ -163,6 +168,9 @@ def _as_dict(setup: Setup, found: Preview, missing: list[str]) -> dict[str, Any]
         "rejected": [{"by": row.proposer, "parent": row.parent, "edits": row.edits, "reason": row.reason,
                       "why": _reasons(row)} for row in found.rejected],
         "why_none": found.why_none,
+        "batch_script": next((script for planned in (*found.unfinished, *found.runs)
+                              if planned.command is not None
+                              and (script := batch_script_of(setup, planned.command)) is not None), None),
     }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def run_alone(
         _show_result(session, setup, session.run(setup), json)
 
 
-def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> None:
+def resume(folder: Path | None, name: str | None, detach: bool, json: bool, executor: str | None = None) -> None:
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(Ledger(lab.ledger_path, create=False)) as ledger:
@@ -113,8 +113,10 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
             output.print_json({"study": study.name, "asked": "resume"}) if json else output.say("the study continues")
             return
         options = options_to_resume(record, lab.folder)
-    setup = check_study(lab, study, options)
+    setup = check_study(lab, study, options if executor is None else replace(options, executor=executor))
     with TerminalSession(lab, study, json=json) as session:
+        if executor is not None:
+            session.keep_options(setup.options)
         if not detach:
             _show_result(session, setup, session.run(setup, resumed=True), json)
             return
@@ -352,12 +354,12 @@ def _ledger_snapshot(context: LabContext, metrics_by_run: dict[str, Any]) -> Scr
     try:
         record = StudyLedger(ledger, context.study.name)
         rows = []
-        for run in record.runs(state="running"):
+        for run in (*record.runs(state="queued"), *record.runs(state="running")):
             metrics = metrics_by_run.setdefault(run.id, RunMetrics(context.study, context.outputs / run.id))
             metrics.poll()
             rows.append(Row(run, run.slot or "-", metrics.step, metrics.objective()))
         counts = record.counts()
-        done = sum(number for state, number in counts.items() if state not in ("planned", "running"))
+        done = sum(number for state, number in counts.items() if state not in ("planned", "queued", "running"))
         objective = context.study.objective
         return ScreenState(
             context.study.name, objective.metric if objective else "objective", tuple(rows), done,

@@ -623,24 +623,95 @@ class SlotsConfig(Section):
     share: bool = False
 
 
+class SlurmConfig(Section):
+    """Runs as Slurm jobs. Options of sbatch are passed on as they are; None: as the cluster decides."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gres: str | None = None
+    """Devices of a run, as in `gpu:a100:1`; None: as `resources.devices` says."""
+    time: str | None = None
+    """Time limit of a job, as in `2:00:00`; None: from `launch.timeout` with a margin, else the partition's default."""
+    sbatch: list[str] = Field(default_factory=list)
+    """More options of sbatch, as in `--exclude=n7`."""
+    setup: Texts = Field(default_factory=list)
+    """Shell lines of the batch script before the run, as in `module load cuda`."""
+    python: str | None = None
+    """Interpreter for the launcher on the nodes, version 3.9 or newer; None: that of looplab."""
+    jobs: int = Field(16, ge=1)
+    """Maximum number of jobs at a time, queued ones included; `slots.count` and `--concurrency` take precedence."""
+    array: bool = True
+    """Submit runs that are started together as one job array."""
+    lease: Duration = 30.0
+    """Seconds without a heartbeat after which a run is lost if Slurm says that its job is over."""
+    poll: Duration = 1.0
+    """Seconds between two calls of squeue."""
+
+
 class ExecutorConfig(PluggableSection):
-    """What starts the runs: this machine (`local`), or a plug-in by its name."""
+    """What starts the runs: this machine (`local`), `slurm`, or a plug-in by its name."""
 
     group = "executors"
+    use: str | None = None
+    """The executor that is used if the options of several are given; None: the only one, else `local`."""
+    slurm: SlurmConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _short(cls, data: Any) -> Any:
         if isinstance(data, str):
-            return {} if data == "local" else {"plugin": data}
+            return {"use": data}
         return data
 
     @model_validator(mode="after")
     def _exists(self) -> ExecutorConfig:
-        if self.plugin is not None and self.plugin not in plugins.names(self.group):
-            known = ", ".join(["local", *plugins.names(self.group)])
-            raise ValueError(f"there is no executor {self.plugin!r}; installed: {known}")
+        if self.use is not None and self.use not in self.names():
+            raise ValueError(f"there is no executor {self.use!r}; installed: {', '.join(self.names())}")
         return self
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of all executors."""
+        return ["local", *BUILT_IN_EXECUTORS, *plugins.names(cls.group)]
+
+    @property
+    def name(self) -> str:
+        """The executor that is used."""
+        given = [name for name in BUILT_IN_EXECUTORS if getattr(self, name) is not None]
+        given += [self.plugin] if self.plugin is not None else []
+        return self.use or (given[0] if len(given) == 1 else "local")
+
+
+BUILT_IN_EXECUTORS = ("slurm",)
+"""Executors beside `local` that come with looplab, each with a section of its options."""
+
+
+class ResourcesConfig(Section):
+    """What each run needs, for executors that choose the place; None: as their own options say."""
+
+    devices: int | None = Field(None, ge=0)
+    cores: int | None = Field(None, ge=1)
+    memory_mb: int | None = Field(None, ge=1)
+    time: Duration | None = None
+    """Seconds after which the scheduler ends the run; None: from `launch.timeout`, with a margin."""
+    constraints: dict[str, str] = Field(default_factory=dict)
+    """Requirements in the words of the scheduler, by option: `constraint: a100`."""
+
+
+class RetryConfig(Section):
+    """How often a run is tried again, in its folder and from its checkpoint, if its place failed; None: as the executor
+    says (`local`: never)."""
+
+    lost: int | None = Field(None, ge=0)
+    """Its machine failed, or nobody observed its end."""
+    preempted: int | None = Field(None, ge=0)
+    """A scheduler ended it in favour of another job."""
+
+    def allowed(self, reason: str, defaults: Mapping[str, int]) -> int:
+        """Return the number of further attempts after ends of this reason."""
+        given: int | None = getattr(self, reason, None)
+        return defaults.get(reason, 0) if given is None else given
 
 
 class BudgetConfig(Section):
@@ -892,6 +963,8 @@ class StudyConfig(Section):
     round_size: int | None = Field(None, ge=1)
     slots: SlotsConfig = Field(default_factory=SlotsConfig)
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig)
+    resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
+    retry: RetryConfig = Field(default_factory=RetryConfig)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     measure: MeasureConfig = Field(default_factory=MeasureConfig)
     track: TrackConfig = Field(default_factory=TrackConfig)

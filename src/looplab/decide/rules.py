@@ -174,7 +174,7 @@ class RulesProposer:
         for past in ended:
             if past.run.id not in self._hashes and past.run.role != Role.IMPORTED:
                 self._hashes[past.run.id] = _hash(past.config)
-        for run in (*study.runs(state="planned"), *study.runs(state="running")):
+        for run in (run for state in ("planned", "queued", "running") for run in study.runs(state=state)):
             if run.id not in self._hashes and (plan := study.plan_of(run.id)) is not None:
                 self._hashes[run.id] = _hash(plan.config)
         return set(self._hashes.values())

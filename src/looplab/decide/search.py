@@ -401,7 +401,7 @@ class SearchProposer:
                 self._run_keys[run.id], self._run_params[run.id] = b"", None  # not legal in this lab
             runs.append((run, self._params_of_run(run.id, past.config)))
             curves[run.id] = past.curve
-        for run in [*study.runs(state="planned"), *study.runs(state="running")]:
+        for run in (run for state in ("planned", "queued", "running") for run in study.runs(state=state)):
             if run.id not in self._run_keys:
                 plan = study.plan_of(run.id)
                 if plan is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from looplab import plugins
-from looplab.config.lab import StudyConfig
-from looplab.launch.base import Executor, ExecutorContext
+from looplab.config.lab import ExecutorConfig, SlurmConfig, StudyConfig
+from looplab.launch.base import Executor, ExecutorContext, LaunchSpec
 from looplab.launch.local import LocalExecutor
 
 
@@ -16,8 +16,30 @@ def make_executor(lab: Path, study: StudyConfig) -> Executor:
     Raises:
         LabError: The plug-in cannot be imported, or does not accept its options.
     """
-    config = study.executor
-    if config.plugin is None:
+    config, name = study.executor, study.executor.name
+    if name == "local":
         return LocalExecutor()
-    executor: Executor = plugins.make("executors", config.plugin, ExecutorContext(lab, study.name), **config.options)
+    if name == "slurm":
+        from looplab.launch.slurm import SlurmExecutor
+
+        return SlurmExecutor(ExecutorContext(lab, study.name), config.slurm)
+    options = config.options if config.plugin == name else {}
+    executor: Executor = plugins.make("executors", name, ExecutorContext(lab, study.name), **options)
     return executor
+
+
+def script_of(config: ExecutorConfig, spec: LaunchSpec) -> str | None:
+    """Return the script that the scheduler of an executor would get for a run; None: it uses none."""
+    if config.name == "slurm":
+        from looplab.launch.slurm import batch_script, job_key
+
+        record_dir = spec.record_dir or spec.run_dir
+        return batch_script(config.slurm or SlurmConfig(), [spec], job_key([record_dir], spec.attempt))
+    return None
+
+
+def remote_limit(config: ExecutorConfig) -> int | None:
+    """Return how many runs an executor that chooses the places itself may have at a time; None: the places are ours."""
+    if config.name == "slurm":
+        return (config.slurm or SlurmConfig()).jobs
+    return None

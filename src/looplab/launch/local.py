@@ -23,7 +23,19 @@ import orjson
 from looplab.config.disk import network_disk
 from looplab.errors import LabError
 from looplab.launch import procfs, supervisor
-from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started, Unreachable
+from looplab.launch.base import (
+    Delayed,
+    Ended,
+    ExecutorTraits,
+    Exit,
+    LaunchEvent,
+    LaunchSpec,
+    Place,
+    Rejected,
+    Started,
+    Unreachable,
+    claim_name,
+)
 from looplab.launch.slots import lock_paths
 from looplab.runs import clock
 from looplab.runs.folder import record_folder
@@ -62,6 +74,7 @@ class Adopted:
     """Content of `process.json`: pid, supervisor and limits."""
     group: int
     """Process group of the trainer."""
+    attempt: int = 1
     pidfd: int = -1
     """-1 once the trainer has exited and only `exit.json` is awaited."""
     check_supervisor_at: float = 0.0
@@ -111,8 +124,10 @@ def _encode_message(message: dict[str, Any]) -> bytes:
 
 def _encode_start(spec: LaunchSpec, after: str | None, folder: str, record: str) -> bytes:
     """Return the message that starts a run."""
+    attempt = {"attempt": spec.attempt} if spec.attempt > 1 else {}
     return _encode_message(
         {
+            **attempt,
             "op": "start",
             "id": spec.run_id,
             "after": after,
@@ -156,10 +171,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def read_process(record_dir: Path) -> dict[str, Any] | None:
-    """Return the content of `process.json`; None if it is missing, or not as a supervisor writes it."""
+def read_process(record_dir: Path, attempt: int | None = None) -> dict[str, Any] | None:
+    """Return the content of `process.json`; None if it is missing, or not as a supervisor writes it.
+
+    Args:
+        record_dir: The record folder of the run.
+        attempt: The attempt that it must be about; None: any.
+    """
     process = read_json(record_dir / "process.json")
     if process is None or not isinstance(process.get("boot"), str):
+        return None
+    if attempt is not None and process.get("attempt", 1) != attempt:
         return None
     for old, new in EARLIER_KEYS.items():
         if old in process:
@@ -183,14 +205,21 @@ def _is_amount(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value < 1e12  # type: ignore[operator]
 
 
-def read_exit(record_dir: Path) -> Exit | None:
-    """Return how the run ended; None if `exit.json` is missing, or not as a supervisor writes it."""
+def read_exit(record_dir: Path, attempt: int | None = None) -> Exit | None:
+    """Return how the run ended; None if `exit.json` is missing, or not as a supervisor writes it.
+
+    Args:
+        record_dir: The record folder of the run.
+        attempt: The attempt that it must be about; None: any.
+    """
     ended = read_json(record_dir / "exit.json")
     if ended is None or "code" not in ended:
         return None
+    if attempt is not None and ended.get("attempt", 1) != attempt:
+        return None
     amounts = (ended.get(key) for key in ("started", "ended", "user_s", "system_s", "max_rss_kb"))
     is_valid = (
-        all(ended.get(key) is None or _is_count(ended[key]) for key in ("code", "signal"))
+        all(ended.get(key) is None or _is_count(ended[key]) for key in ("code", "signal", "attempt"))
         and all(ended.get(key) is None or isinstance(ended[key], str) for key in ("reason", "message"))
         and all(value is None or _is_amount(value) for value in amounts)
     )
@@ -358,15 +387,18 @@ class LocalExecutor:
     adopted: watched by pidfd, with their limits enforced here if their supervisor is gone.
     """
 
+    traits = ExecutorTraits()
+
     def __init__(self) -> None:
+        self._host = os.uname().nodename
         self._selector = selectors.DefaultSelector()
         self._socket: socket.socket | None = None
         self._inbox = b""
-        self._running: dict[str, tuple[str, str]] = {}  # run → (run folder, record folder)
+        self._running: dict[str, tuple[str, str, int]] = {}  # run → (run folder, record folder, attempt)
         self._adopted: dict[str, Adopted] = {}
-        # Adopted runs whose process.json is still awaited: run → (run folder, record folder, deadline)
-        self._unidentified: dict[str, tuple[Path, Path, float]] = {}
-        self._unreachable: dict[str, tuple[Path, Path]] = {}  # run → (run folder, record folder)
+        # Adopted runs whose process.json is still awaited: run → (run folder, record folder, attempt, deadline)
+        self._unidentified: dict[str, tuple[Path, Path, int, float]] = {}
+        self._unreachable: dict[str, tuple[Path, Path, int]] = {}  # run → (run folder, record folder, attempt)
         self._unreachable_checked_at = 0.0
         self._stops: dict[str, Stop] = {}
         # Starts that wait for an adopted run: run → (that run, spec, deadline)
@@ -387,7 +419,7 @@ class LocalExecutor:
 
     def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
         lines: list[bytes] = []
-        folders: dict[str, tuple[str, str]] = {}
+        folders: dict[str, tuple[str, str, int]] = {}
         for spec, after in starts:
             if self._knows(spec.run_id):
                 continue
@@ -397,7 +429,7 @@ class LocalExecutor:
                 continue
             folder = _absolute(spec.run_dir)
             record = folder if spec.record_dir is None else _absolute(spec.record_dir)
-            folders[spec.run_id] = folder, record
+            folders[spec.run_id] = folder, record, spec.attempt
             lines.append(_encode_start(spec, after, folder, record))
         if not lines:
             return
@@ -414,7 +446,7 @@ class LocalExecutor:
             return
         adopted = self._adopted.get(run_id)
         kill_at = time.monotonic() + grace
-        if run_id in self._unreachable and not find_by_mark(*self._unreachable[run_id]):
+        if run_id in self._unreachable and not find_by_mark(*self._unreachable[run_id][:2]):
             self._abandon(run_id, reason)
             return
         if run_id in self._stops:
@@ -424,7 +456,7 @@ class LocalExecutor:
             if adopted is not None:
                 self._signal(adopted, signal.SIGTERM)
             elif run_id in self._unreachable:
-                signal_groups(find_by_mark(*self._unreachable[run_id]), signal.SIGTERM)
+                signal_groups(find_by_mark(*self._unreachable[run_id][:2]), signal.SIGTERM)
         if run_id in self._running:
             # If the supervisor is dead, `_send` adopts the run, and `_watch` applies the stop.
             self._send(_encode_message({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
@@ -435,29 +467,35 @@ class LocalExecutor:
         if run_id in self._running:
             self._send(orjson.dumps({"op": "cancel", "id": run_id}))
 
-    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
+    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None, attempt: int = 1) -> bool:
         if self._knows(run_id):
             return True
         run_dir = Path(os.path.abspath(run_dir))
         record_dir = run_dir if record_dir is None else Path(os.path.abspath(record_dir))
-        process, ended = read_process(record_dir), read_exit(record_dir)
+        process, ended = read_process(record_dir, attempt), read_exit(record_dir, attempt)
         if ended is not None and not is_running(run_dir, record_dir):
             self._end(run_id, ended)
             return True
-        if not os.path.lexists(record_dir / "train.log"):
+        if not os.path.lexists(record_dir / claim_name(attempt)):
             return False
         where = where_is(process, record_dir)
         if where is Where.COPY:
             message = "this folder is a copy; the run belongs to the original folder"
             self._end(run_id, _lost_exit(message, process))
         elif where is Where.ELSEWHERE:
-            self._report_unreachable(run_id, run_dir, record_dir, process)
+            self._report_unreachable(run_id, run_dir, record_dir, attempt, process)
         elif process is not None:
-            self._watch(run_id, run_dir, record_dir, process)
+            self._watch(run_id, run_dir, record_dir, attempt, process)
         else:
             # Started, but its supervisor has not written process.json yet.
-            self._unidentified[run_id] = (run_dir, record_dir, time.monotonic() + PROCESS_FILE_TIMEOUT_S)
+            self._unidentified[run_id] = (run_dir, record_dir, attempt, time.monotonic() + PROCESS_FILE_TIMEOUT_S)
         return True
+
+    def is_alive(self, run_dir: Path, record_dir: Path | None = None) -> bool:
+        return is_running(run_dir, record_dir or run_dir)
+
+    def stop_detached(self, run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
+        return stop_without_engine(run_dirs, grace)
 
     def poll(self, timeout: float) -> list[LaunchEvent]:
         if self._events:
@@ -555,14 +593,16 @@ class LocalExecutor:
             run_id = event["id"]
             match event["ev"]:
                 case "started":
-                    self._events.append(Started(run_id, event["pid"], _unix_time(event["clock"])))
+                    place = Place(self._host, event["pid"])
+                    self._events.append(Started(run_id, place, _unix_time(event["clock"])))
                 case "ended":
                     self._running.pop(run_id, None)
                     self._end(run_id, Exit.from_dict(event["exit"]))
                 case "busy":
                     self._reject(run_id, event["holder"])
                 case "exists":
-                    if not self.adopt(run_id, *map(Path, self._running.pop(run_id))):
+                    folder, record, attempt = self._running.pop(run_id)
+                    if not self.adopt(run_id, Path(folder), Path(record), attempt):
                         self._reject(run_id, None)  # its folder was deleted meanwhile
 
     def _reject(self, run_id: str, holder: str | None) -> None:
@@ -580,11 +620,11 @@ class LocalExecutor:
         self._socket, self._inbox = None, b""
         self._supervisor.poll()
         running, self._running = self._running, {}
-        for run_id, (folder, record) in running.items():
-            if not self.adopt(run_id, Path(folder), Path(record)):
+        for run_id, (folder, record, attempt) in running.items():
+            if not self.adopt(run_id, Path(folder), Path(record), attempt):
                 self._reject(run_id, None)
             elif run_id in self._unidentified:  # nobody will write its process.json any more
-                self._unidentified[run_id] = (Path(folder), Path(record), time.monotonic() + EXIT_FILE_DELAY_S)
+                self._unidentified[run_id] = (*self._unidentified[run_id][:3], time.monotonic() + EXIT_FILE_DELAY_S)
 
     # -- runs of earlier engines
 
@@ -597,10 +637,10 @@ class LocalExecutor:
         due += [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
         return max(POLL_INTERVAL_S, min(due) - time.monotonic()) if due else inf
 
-    def _watch(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any]) -> None:
+    def _watch(self, run_id: str, run_dir: Path, record_dir: Path, attempt: int, process: dict[str, Any]) -> None:
         """Watch an adopted run whose process is known, by pidfd if it is alive."""
         pid, now = int(process["pid"]), time.monotonic()
-        adopted = self._adopted[run_id] = Adopted(run_dir, record_dir, process, group=pid)
+        adopted = self._adopted[run_id] = Adopted(run_dir, record_dir, process, group=pid, attempt=attempt)
         if process.get("timeout") and "clock" in process:
             adopted.deadline = process["clock"] + process["timeout"]
         if is_alive(pid, process["start"], process["boot"]):
@@ -608,12 +648,12 @@ class LocalExecutor:
                 adopted.group = os.getpgid(pid)
                 adopted.pidfd = os.pidfd_open(pid)
         if adopted.pidfd >= 0:
-            adopted.forged = read_exit(record_dir)
+            adopted.forged = read_exit(record_dir, attempt)
             self._selector.register(adopted.pidfd, selectors.EVENT_READ, run_id)
             if "clock" in process:
                 started = _unix_time(process["clock"])
                 if abs(started - process.get("started", 0.0)) > CLOCK_SET_S:
-                    self._events.append(Started(run_id, pid, started))
+                    self._events.append(Started(run_id, Place(self._host, pid), started))
             if supervisor.start_ticks(pid) != process["start"]:  # it exited just now, and its pid was reused
                 self._on_trainer_exit(run_id)
         adopted.check_supervisor_at = now + EXIT_FILE_DELAY_S
@@ -644,19 +684,19 @@ class LocalExecutor:
     def _check_adopted(self) -> None:
         """Identify adopted runs, enforce limits and stops, and handle trainers that have exited."""
         now = time.monotonic()
-        for run_id, (run_dir, record_dir, deadline) in list(self._unidentified.items()):
-            process = read_process(record_dir)
-            if process is None and read_exit(record_dir) is not None and not find_by_mark(run_dir, record_dir):
+        for run_id, (run_dir, record_dir, attempt, deadline) in list(self._unidentified.items()):
+            process = read_process(record_dir, attempt)
+            if process is None and read_exit(record_dir, attempt) and not find_by_mark(run_dir, record_dir):
                 process = _describe_process(0)
             if process is None and now > deadline:
                 process = _describe_process(next(iter(find_by_mark(run_dir, record_dir)), 0))
                 if not process["pid"] and supervisor.is_locked(str(record_dir)):
                     del self._unidentified[run_id]
-                    self._report_unreachable(run_id, run_dir, record_dir, None)
+                    self._report_unreachable(run_id, run_dir, record_dir, attempt, None)
                     continue
             if process is not None:
                 del self._unidentified[run_id]
-                self._watch(run_id, run_dir, record_dir, process)
+                self._watch(run_id, run_dir, record_dir, attempt, process)
         for run_id, adopted in list(self._adopted.items()):
             stop = self._stops.get(run_id)
             if stop is not None and now >= stop.kill_at:
@@ -689,6 +729,7 @@ class LocalExecutor:
             ended = self._read_genuine_exit(adopted) or replace(
                 _lost_exit(EXIT_NOT_OBSERVED, adopted.process),
                 reason=(stop and stop.reason) or "lost",
+                attempt=adopted.attempt,
                 lingered=adopted.leftovers_signalled,
             )
         if ended is None and adopted.overdue_at is not None and now >= adopted.overdue_at:
@@ -704,7 +745,7 @@ class LocalExecutor:
 
     @staticmethod
     def _read_genuine_exit(adopted: Adopted) -> Exit | None:
-        ended = read_exit(adopted.record_dir)
+        ended = read_exit(adopted.record_dir, adopted.attempt)
         return None if ended == adopted.forged else ended
 
     def _end_leftovers(self, adopted: Adopted, now: float) -> bool:
@@ -722,8 +763,10 @@ class LocalExecutor:
 
     # -- runs whose processes are not visible from here
 
-    def _report_unreachable(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any] | None) -> None:
-        self._unreachable[run_id] = run_dir, record_dir
+    def _report_unreachable(
+        self, run_id: str, run_dir: Path, record_dir: Path, attempt: int, process: dict[str, Any] | None
+    ) -> None:
+        self._unreachable[run_id] = run_dir, record_dir, attempt
         host = (process or {}).get("host") or "another host"
         is_same_host = host == os.uname().nodename or process is None
         where = "another PID namespace or container" if is_same_host else f"host {host}"
@@ -732,20 +775,20 @@ class LocalExecutor:
     def _check_unreachable(self) -> None:
         """End the runs whose exit is recorded or that are provably dead; watch those that have become visible."""
         self._unreachable_checked_at = now = time.monotonic()
-        for run_id, (run_dir, record_dir) in list(self._unreachable.items()):
-            process = read_process(record_dir)
+        for run_id, (run_dir, record_dir, attempt) in list(self._unreachable.items()):
+            process = read_process(record_dir, attempt)
             locked = supervisor.is_locked(str(record_dir))
             where = where_is(process, record_dir)
             if process is None:
                 where = Where.ELSEWHERE if locked else Where.GONE
-            ended = read_exit(record_dir)
+            ended = read_exit(record_dir, attempt)
             stop = self._stops.get(run_id)
             if where is Where.HERE and process is not None:
                 del self._unreachable[run_id]
-                self._watch(run_id, run_dir, record_dir, process)
+                self._watch(run_id, run_dir, record_dir, attempt, process)
             elif (ended is not None and not locked) or where is not Where.ELSEWHERE:
                 del self._unreachable[run_id]
-                ended = ended or _lost_exit(EXIT_NOT_OBSERVED, process)
+                ended = ended or replace(_lost_exit(EXIT_NOT_OBSERVED, process), attempt=attempt)
                 if stop is not None and ended.reason in (None, "lost"):
                     ended = replace(ended, reason=stop.reason)
                 self._end(run_id, ended)
@@ -755,7 +798,8 @@ class LocalExecutor:
 
     def _abandon(self, run_id: str, reason: str) -> None:
         """End a run by request although its processes are not visible."""
-        process = read_process(self._unreachable.pop(run_id)[1])
+        _, record_dir, attempt = self._unreachable.pop(run_id)
+        process = read_process(record_dir, attempt)
         message = "abandoned: it was started where this engine cannot see its processes, and may still be running there"
         self._end(run_id, replace(_lost_exit(message, process), reason=reason))
 

@@ -39,6 +39,7 @@ class SlotPool(Generic[NextT]):
         self._held: dict[str, Slot] = {}
         self._next: dict[str, deque[tuple[str, NextT]]] = {}  # slot → the runs that start there next, in order
         self._blocked: dict[str, tuple[float, str]] = {}  # slot → when to check its device again, and why it waits
+        self._gone: set[str] = set()  # names of slots that the executor has lost
         self._why_busy = why_busy
         self._on_wait = on_wait
 
@@ -63,7 +64,7 @@ class SlotPool(Generic[NextT]):
 
     def put_back(self, slot: Slot) -> None:
         """Return a slot that was taken and not used; it comes last."""
-        self._free.append(slot)
+        self._free_again(slot)
 
     def hold(self, run: str, slot: Slot) -> None:
         """Assign a taken slot to a run."""
@@ -86,17 +87,30 @@ class SlotPool(Generic[NextT]):
         self._blocked.pop(slot.name, None)  # it was used, so a new wait is reported again
         successors = self._next.get(slot.name)
         if not successors:
-            self._free.append(slot)
+            self._free_again(slot)
             return None
         next_run, what = successors.popleft()
         self._held[next_run] = slot
         return slot, what
 
+    def add(self, slots: Iterable[Slot]) -> None:
+        """Add slots that the executor has got; those that are known are left alone."""
+        known = {slot.name for slot in (*self._free, *self._held.values())}
+        self._free.extend(slot for slot in slots if slot.name not in known)
+        self._gone -= {slot.name for slot in slots}
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove slots that the executor has lost: at once, or when the run that holds one is released."""
+        self._gone |= set(names)
+        self._free = deque(slot for slot in self._free if slot.name not in self._gone)
+
     def reject(self, run: str, holder: str | None) -> None:
         """Free the slot of a run that was not started. With a holder of its device, the slot waits before it is used
         again; an empty string is an unknown holder."""
-        slot = self._held.pop(run)
-        self._free.append(slot)
+        slot = self._held.pop(run, None)
+        if slot is None:  # it was adopted, and its slot does not exist any more
+            return
+        self._free_again(slot)
         if holder is not None:
             self._block(slot, f"its device is held by {holder or 'another run'}")
 
@@ -135,6 +149,10 @@ class SlotPool(Generic[NextT]):
         for slot in self._free:
             if slot.name in self._blocked:
                 yield f"{slot.name}: {self._blocked[slot.name][1]}"
+
+    def _free_again(self, slot: Slot) -> None:
+        if slot.name not in self._gone:
+            self._free.append(slot)
 
     def _is_blocked(self, slot: Slot) -> bool:
         blocked = self._blocked.get(slot.name)

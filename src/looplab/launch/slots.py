@@ -109,7 +109,10 @@ def core_order() -> list[int]:
 
 
 def slot_environment(slot: Slot) -> dict[str, str]:
-    """Return the variables that restrict a run to its slot: its devices and its number of threads."""
+    """Return the variables that restrict a run to its slot: its devices and its number of threads. Where the executor
+    chooses them, they are set by the launcher on the node."""
+    if not slot.fixed:
+        return {"LOOPLAB_SLOT": slot.name}
     devices = ",".join(slot.devices)
     env = {
         "LOOPLAB_SLOT": slot.name,

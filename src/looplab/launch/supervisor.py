@@ -7,6 +7,7 @@ starts in a few milliseconds and stays small. It exchanges lines of JSON with th
                           {"op": "start", "id", "dir", "record", "path", "argv", "env", "cwd", "cores", "locks", …}
                           … "record": the folder for train.log, process.json and exit.json
                           … "after": start when that run has ended, so that a slot does not wait for the engine
+                          … "attempt": from 2, if the run is tried again in its folder
                           {"op": "stop", "id", "grace", "reason"}
                           {"op": "cancel", "id"}                  drop a pending start
     supervisor → engine   {"ev": "started", "id", "pid", "clock"} clock: monotonic time of the start
@@ -17,7 +18,8 @@ starts in a few milliseconds and stays small. It exchanges lines of JSON with th
 
 Promises:
 - A run is started at most once. The new process itself creates `train.log`, exclusively, before it becomes the
-  trainer; a second start of the same run fails in the kernel, no matter who asks for it.
+  trainer; a second start of the same run fails in the kernel, no matter who asks for it. A further attempt creates
+  `attempt-2` (`attempt-3`, …) in the same way, and continues the log.
 - `process.json` (which process, which supervisor, its limits) and `exit.json` (code, signal, reason, usage) are
   either complete or absent.
 - When the engine dies, trainers continue, and the supervisor stays until the last of them has ended and its end is
@@ -195,10 +197,15 @@ def encode_env(env: dict[str, str]) -> dict[bytes, bytes]:
     return {name.encode(codec, errors): value.encode(codec, errors) for name, value in env.items()}
 
 
-def claim(log: str) -> bool:
-    """Claim the folder of a run that could not be started. Returns False if it was started before."""
+def with_attempt(data: Dict, attempt: int) -> Dict:
+    """Return the content of a record file with the attempt it is about; the first one is not named."""
+    return data if attempt == 1 else {**data, "attempt": attempt}
+
+
+def claim(path: str) -> bool:
+    """Claim a run that could not be started, by its claim file. Returns False if it was started before."""
     try:
-        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     except FileExistsError:
         return False
     except OSError:
@@ -210,6 +217,7 @@ class Child:
     """One run, from its start until all its processes are gone."""
 
     __slots__ = (
+        "attempt",
         "cleanup_timeout",
         "clock",
         "deadline",
@@ -235,6 +243,7 @@ class Child:
         self.id = spec["id"]
         self.folder = spec["dir"]
         self.record = spec["record"]
+        self.attempt = spec.get("attempt", 1)
         self.pid = pid
         self.locks = locks
         """Descriptors of the device locks."""
@@ -262,9 +271,9 @@ class Child:
 class Supervisor:
     """Starts, stops and reaps the runs of one engine; see the module docstring for the protocol."""
 
-    def __init__(self, engine: socket.socket) -> None:
+    def __init__(self, engine: socket.socket | None) -> None:
         self.engine = engine
-        self.engine_gone = False
+        self.engine_gone = engine is None
         self.inbox = b""
         self.outbox = b""
         self.env: dict[bytes, bytes] = {}
@@ -274,6 +283,7 @@ class Supervisor:
         self.unsaved: list[tuple[str, str, int]] = []  # (path, text, folder descriptor) to be written again
         self.suspects: dict[int, set[str]] = {}  # orphan without a mark → runs that may have started it
         self.pending: list[tuple[str, Dict, float]] = []  # (run to wait for, spec to start, deadline)
+        self.place: Dict = {}  # more entries of process.json: the job, its devices and cores
         self.boot = boot_id()
         self.namespace = pid_namespace()
         # The supervisor itself carries a tag if looplab was started by a run or an agent.
@@ -289,7 +299,6 @@ class Supervisor:
 
     def run(self) -> None:
         engine = self.engine
-        engine.setblocking(False)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # an inherited block of SIGCHLD would hide every exit
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -302,7 +311,10 @@ class Supervisor:
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         poller = select.poll()
         poller.register(self.wake_r, select.POLLIN)
-        poller.register(engine, select.POLLIN)
+        if engine is not None:
+            engine.setblocking(False)
+            poller.register(engine, select.POLLIN)
+        self.begin()
         while True:
             for descriptor, event in poller.poll(self.next_timeout()):
                 if descriptor == self.wake_r:
@@ -316,13 +328,21 @@ class Supervisor:
             self.reject_pending()
             self.retry_saves()
             self.flush()
-            if self.engine_gone:
-                with contextlib.suppress(KeyError):
-                    poller.unregister(engine)
+            self.tick()
+            if engine is None or self.engine_gone:
+                if engine is not None:
+                    with contextlib.suppress(KeyError):
+                        poller.unregister(engine)
                 if not (self.children or self.leaving or self.unsaved):
                     return
             else:
                 poller.modify(engine, select.POLLIN | (select.POLLOUT if self.outbox else 0))
+
+    def begin(self) -> None:
+        """Called once, before the first event."""
+
+    def tick(self) -> None:
+        """Called after every event, and when a timer is due."""
 
     def next_timeout(self) -> float | None:
         """Return the milliseconds until the next timer is due; None: there is none."""
@@ -342,6 +362,7 @@ class Supervisor:
 
     def receive(self) -> None:
         """Read messages from the engine and act on them."""
+        assert self.engine is not None
         try:
             data = self.engine.recv(RECV_BYTES)
         except BlockingIOError:
@@ -385,6 +406,7 @@ class Supervisor:
 
     def flush(self) -> None:
         while self.outbox and not self.engine_gone:
+            assert self.engine is not None
             try:
                 sent = self.engine.send(self.outbox)
             except BlockingIOError:
@@ -400,6 +422,8 @@ class Supervisor:
         """Start a run: take its device locks, then spawn the trainer, which claims the folder by creating its log."""
         locks: list[int] = []
         log = spec["record"] + "/train.log"
+        attempt = spec.get("attempt", 1)
+        claimed = log if attempt == 1 else f"{spec['record']}/attempt-{attempt}"
         for path in spec.get("locks", ()):
             holder = self.lock(path, spec["label"], locks)
             if holder is not None:
@@ -414,9 +438,11 @@ class Supervisor:
         tag = tag_of(record_fd) if record_fd >= 0 else 0
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_OPEN, 1, claimed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
+        if attempt > 1:
+            actions.insert(2, (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
         inherited = [*locks, record_fd] if locked else locks
         if inherited:
             # The trainer inherits the device locks: a device stays locked until the last process that uses it is
@@ -449,13 +475,14 @@ class Supervisor:
         except (OSError, ValueError) as error:  # ValueError: NUL in an argument, or `=` in a variable name
             self.release(locks)
             is_unclaimed = not forking or isinstance(error, ValueError) or error.errno in BEFORE_FORK
-            if is_unclaimed and not claim(log):
+            if is_unclaimed and not claim(claimed):
                 self.send(ev="exists", id=spec["id"])
                 return
             now = time.time()
             message = f"cannot start {spec['path']} in {spec['cwd']}: {getattr(error, 'strerror', None) or error}"
             outcome = {"code": None, "signal": None, "reason": "not started", "message": message}
-            self.record_exit(spec["id"], spec["record"], {**outcome, "started": now, "ended": now})
+            outcome = with_attempt({**outcome, "started": now, "ended": now}, attempt)
+            self.record_exit(spec["id"], spec["record"], outcome)
             self.start_pending(spec["id"])
             return
         finally:
@@ -494,7 +521,9 @@ class Supervisor:
                     "grace": child.grace,
                     "cleanup_timeout": child.cleanup_timeout,
                 }
-                self.save(child.record + "/process.json", json.dumps(process), child.record_fd)
+                process |= self.place
+                text = json.dumps(with_attempt(process, child.attempt))
+                self.save(child.record + "/process.json", text, child.record_fd)
                 self.send(ev="started", id=child.id, pid=child.pid, clock=child.clock)
 
     @staticmethod
@@ -643,7 +672,7 @@ class Supervisor:
         """Release the devices of a run, record its exit, and start the runs that were waiting for it."""
         self.release(child.locks)
         assert child.exit is not None
-        self.record_exit(child.id, child.record, child.exit, child.record_fd)
+        self.record_exit(child.id, child.record, with_attempt(child.exit, child.attempt), child.record_fd)
         self.start_pending(child.id)
 
     def start_pending(self, run_id: str) -> None:

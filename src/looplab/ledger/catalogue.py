@@ -230,6 +230,49 @@ class LaunchedEvent(EventData):
 
     slot: str
     files: Hashes
+    attempt: int | None = None
+    """From 2, if the run is tried again."""
+    queued: bool | None = None
+    """True if a scheduler decides when it starts."""
+
+
+@event("queued")
+class QueuedEvent(EventData):
+    """A scheduler has accepted the run."""
+
+    job: str
+    """Its id at the scheduler."""
+    why: str
+    """Why it waits, in the scheduler's words."""
+
+
+@event("started")
+class StartedEvent(EventData):
+    """A run that was queued at a scheduler runs."""
+
+    host: str
+    job: str | None
+    devices: Sequence[str]
+    cores: Sequence[int]
+    started: float
+
+
+@event("attempt ended")
+class AttemptEndedEvent(EventData):
+    """An attempt at a run was lost by its place, and the run is planned again."""
+
+    attempt: int
+    reason: str
+    """lost or preempted."""
+    why: str
+    code: int | None
+    signal: int | None
+    started: float | None
+    ended: float | None
+    host: str | None
+    job: str | None
+    lost_s: float
+    """Seconds that this attempt and those before it ran."""
 
 
 @event("returned")

@@ -109,7 +109,16 @@ class EventReplay:
                 self.runs[key] = {"state": "ended", "verdict": None, "created": event.at, **_planned(data)}
                 self.runs[key] |= _named(data, ENDED)
             case "launched":
-                self.runs.setdefault(key, {}).update(state="running", slot=data["slot"])
+                state = "queued" if data.get("queued") else "running"
+                self.runs.setdefault(key, {}).update(state=state, slot=data["slot"], attempt=data.get("attempt", 1))
+            case "queued":
+                self.runs.setdefault(key, {}).update(state="queued", job=data["job"])
+            case "started":
+                self.runs.setdefault(key, {}).update(state="running", host=data["host"], job=data["job"])
+            case "attempt ended":
+                again = {"state": "planned", "slot": None, "started": None, "host": None, "job": None}
+                attempt = data["attempt"] + 1
+                self.runs.setdefault(key, {}).update(again, attempt=attempt, lost_s=data["lost_s"])
             case "returned":
                 self.runs.setdefault(key, {}).update(state="planned", slot=None)
             case "ended":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 6
+VERSION = 7
 
 JOURNALLED = "journal"
 """Key of `meta` that marks a ledger with a journal; a ledger of an older version gets both with its next event."""
@@ -93,7 +93,7 @@ CREATE TABLE IF NOT EXISTS runs (
     study TEXT NOT NULL, id TEXT NOT NULL, n INTEGER NOT NULL,
     round INTEGER NOT NULL, proposal INTEGER, proposer TEXT NOT NULL, parent TEXT, base TEXT,
     reason TEXT NOT NULL DEFAULT '', config_hash TEXT NOT NULL,
-    state TEXT NOT NULL,                   -- planned | running | ended
+    state TEXT NOT NULL,                   -- planned | queued | running | ended
     status TEXT,                           -- ok | failed | stopped | timeout | lost
     slot TEXT, pid INTEGER, created REAL NOT NULL, started REAL, ended REAL,
     exit_code INTEGER, signal INTEGER, objective REAL, verdict TEXT,
@@ -104,11 +104,15 @@ CREATE TABLE IF NOT EXISTS runs (
     twin TEXT,                             -- the run that it repeats
     warm TEXT,                             -- the run whose checkpoint it starts from
     measured TEXT,                         -- hash of its measurements, without times and memory
+    attempt INTEGER NOT NULL DEFAULT 1,    -- the current or last attempt
+    host TEXT, job TEXT,                   -- machine of that attempt, and its id at the scheduler
+    lost_s REAL NOT NULL DEFAULT 0,        -- seconds that earlier attempts ran
     PRIMARY KEY (study, n)
 );
 CREATE UNIQUE INDEX IF NOT EXISTS runs_id ON runs (study, id);
 CREATE INDEX IF NOT EXISTS runs_open ON runs (study, state) WHERE state != 'ended';
 CREATE INDEX IF NOT EXISTS runs_measured ON runs (study, measured) WHERE measured IS NOT NULL;
+CREATE INDEX IF NOT EXISTS runs_retried ON runs (study) WHERE attempt > 1;
 CREATE INDEX IF NOT EXISTS runs_point ON runs (study, point);
 CREATE INDEX IF NOT EXISTS runs_objective ON runs (study, objective) WHERE objective IS NOT NULL;
 
@@ -170,5 +174,12 @@ ALTER TABLE studies RENAME COLUMN docket TO judge_state;
 """,
     4: PIPELINES,
     5: TOTALS,
+    6: """
+ALTER TABLE runs ADD COLUMN attempt INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE runs ADD COLUMN host TEXT;
+ALTER TABLE runs ADD COLUMN job TEXT;
+ALTER TABLE runs ADD COLUMN lost_s REAL NOT NULL DEFAULT 0;
+CREATE INDEX runs_retried ON runs (study) WHERE attempt > 1;
+""",
 }
 """SQL that upgrades the tables of a version to the next."""

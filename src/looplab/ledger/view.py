@@ -58,7 +58,7 @@ class RunRow:
     reason: str
     config_hash: str
     state: str
-    """planned | running | ended"""
+    """planned | queued (at a scheduler) | running | ended"""
     status: str | None
     """Once ended: ok | failed | stopped | timeout | lost"""
     slot: str | None
@@ -80,6 +80,12 @@ class RunRow:
     """The run that it repeats."""
     warm: str | None
     """The run whose checkpoint it starts from."""
+    attempt: int = 1
+    """The current or last attempt, from 1."""
+    host: str | None = None
+    """Machine of that attempt."""
+    job: str | None = None
+    """Its id at the scheduler; None: it has none."""
 
     def over(
         self,
@@ -95,6 +101,7 @@ class RunRow:
             self.study, self.id, self.n, self.round, self.proposal, self.proposer, self.parent, self.base, self.reason,
             self.config_hash, "ended", status, self.slot, self.pid, self.created, started or self.started, ended, code,
             signal, objective, self.verdict, self.devices, self.role, self.point, self.seed, self.twin, self.warm,
+            self.attempt, self.host, self.job,
         )  # fmt: skip
 
     @property
@@ -531,13 +538,18 @@ class StudyView:
         return [Totals(*row) for row in self.ledger.rows(sql, (clock.now(), self.name) * 2)]
 
     def counts(self, totals: Iterable[Totals] | None = None) -> dict[str, int]:
-        """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
+        """How many runs stand where: planned, queued, running, ok, failed, …; imported ones are counted as such."""
         counts: dict[str, int] = {}
         for some in self.totals() if totals is None else totals:
             ended = some.status or "ended"
             name = Role.IMPORTED if some.role == Role.IMPORTED else ended if some.state == "ended" else some.state
             counts[name] = counts.get(name, 0) + some.runs
         return counts
+
+    def lost_attempts(self, run: str) -> list[str]:
+        """Return why the earlier attempts at a run ended: `lost` or `preempted` each."""
+        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='attempt ended' ORDER BY seq"
+        return [load_own_json(row["data"])["reason"] for row in self.ledger.rows(sql, (self.name, run))]
 
     def has_result(self, *, measured: bool) -> bool:
         """Return whether any run ended well; with `measured`, also with an objective."""
@@ -638,7 +650,8 @@ class StudyView:
         )[0][0]
         found = self.totals() if totals is None else list(totals)
         imported = sum(some.runs for some in found if some.role == Role.IMPORTED)
-        hours = sum(some.device_seconds for some in found) / 3600
+        lost = self.ledger.rows("SELECT total(lost_s * devices) FROM runs WHERE study=? AND attempt > 1", (self.name,))
+        hours = (lost[0][0] + sum(some.device_seconds for some in found)) / 3600
         return BudgetUsage(rounds, self._last_run() - imported, float(wall), hours)
 
     def shared_usage(self, totals: Iterable[Totals] | None = None) -> BudgetUsage:

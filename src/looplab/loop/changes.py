@@ -12,7 +12,7 @@ from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.events import AlarmRaised
 from looplab.loop.outbox import Outbox
-from looplab.loop.prepare import Prepared
+from looplab.loop.prepare import Prepared, Preparer
 from looplab.loop.setup import compared_changes
 from looplab.runs import folder
 from looplab.runs.code import code_differences, name_files
@@ -51,6 +51,17 @@ class CodeMonitor:
             text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
             self._study.alarm(run.id, AlarmEvent(text=text, since=was, code=names[:MAX_NAMED]))
             self._outbox.alarm(text, run.id)
+
+    def started(self, run_id: str, prepared: Prepared | None, preparer: Preparer) -> None:
+        """Raise an alarm if the code changed while the run waited in a queue: its capsule has the code from before."""
+        if prepared is None or prepared.code is None:
+            return
+        names = code_differences(self._outputs, prepared.code, preparer.current_code())
+        if names:
+            said = f"the code changed while it was queued: {name_files(names)}"
+            text = f"run {run_id}: {said}. It runs the new code, its capsule has the old one"
+            self._study.alarm(run_id, AlarmEvent(text=text, code=names[:MAX_NAMED]))
+            self._outbox.alarm(text, run_id)
 
     def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
         """Return the run that was launched before this one, and the code in its capsule."""

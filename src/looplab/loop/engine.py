@@ -29,10 +29,13 @@ from looplab.launch.base import (
     Exit,
     LaunchEvent,
     LaunchSpec,
+    Queued,
     Rejected,
     Slot,
+    SlotsChanged,
     Started,
     Unreachable,
+    traits_of,
 )
 from looplab.launch.pool import SlotPool
 from looplab.ledger.anchors import Publisher
@@ -76,6 +79,8 @@ REMEMBERED = 1000
 """Recent runs that are checked after a crash for lines missing in the lab book."""
 HEARTBEAT_S = 5.0
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+UNFINISHED = ("planned", "queued", "running", Role.IMPORTED)
+"""Counts that are not ended runs of the study itself."""
 PORTION_S = 0.1
 """Seconds that reading metrics may take before the engine does everything else again."""
 
@@ -103,6 +108,7 @@ class Engine:
         self._ledger = ledger
         self._executor = executor
         self._batch = executor if isinstance(executor, BatchExecutor) else None
+        self._traits = traits_of(executor)
         self._outbox = Outbox(self.folder, setup.study.name, tell)
         self._tell = self._outbox.tell
         self._preparer = Preparer(setup)
@@ -310,7 +316,7 @@ class Engine:
         """Compare the ledger with the folders: adopt live runs, record ended ones, queue those that never started."""
         self.best = self.study.best()
         counts = self.study.counts()
-        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running", Role.IMPORTED))
+        self.progress.done = sum(n for state, n in counts.items() if state not in UNFINISHED)
         self.progress.failed = counts.get("failed", 0)
         self.study.forget_plans()
         folder.sweep(self.folder)
@@ -319,7 +325,7 @@ class Engine:
             run_dir = self.folder / run.id
             record_dir = folder.record_folder(run_dir)
             folder.sweep(record_dir)
-            if run_dir.is_dir() and self._executor.adopt(run.id, run_dir, record_dir):
+            if run_dir.is_dir() and self._adopt(run, run_dir, record_dir):
                 name = run.slot
                 if name is None:  # the engine was killed before it recorded that
                     name = folder.read_json(run_dir, "run.json", strict=False).get("slot")
@@ -329,11 +335,14 @@ class Engine:
                 if run.state == "planned":
                     with self._ledger.write(), self._recorder.tolerant(run, "its record"):
                         files = [folder.record_name(run_dir, file) for file in PREPARED]
-                        self.study.launched(run.id, str(name or "?"), folder.hash_files(run_dir, files))
+                        self.study.launched(
+                            run.id, str(name or "?"), folder.hash_files(run_dir, files),
+                            attempt=run.attempt, queued=self._traits.queues,
+                        )  # fmt: skip
             elif self.study.plan_of(run.id) is None:
                 self._finished.append((run, Exit(None, reason="lost", message="its folder is gone", ended=time.time())))
             else:
-                if run.state == "running":
+                if run.state in ("queued", "running"):
                     self.study.returned(run.id, "the engine ended before it was started")
                 planned.append(run)
         self._planner.recover(planned)
@@ -347,7 +356,8 @@ class Engine:
             # Runs that ended meanwhile are reported at once; the others are alive.
             self._listen(0.0)
             for run_id in (self._adopting & self.running.keys()) - self._unreachable:
-                self._tell(RunAdopted(f"run {run_id} is still running: adopted", run_id))
+                state = "queued" if self.running[run_id].state == "queued" else "running"
+                self._tell(RunAdopted(f"run {run_id} is still {state}: adopted", run_id))
         if self._study_judge is not None:
             # Requests of the judge are not recorded: they are computed again.
             with self._ledger.write():
@@ -361,6 +371,11 @@ class Engine:
         missing = labbook.missing(self.folder, [run.id for run in ended])
         if missing:
             self._note_in_book([run for run in ended if run.id in missing])
+
+    def _adopt(self, run: RunRow, run_dir: Path, record_dir: Path) -> bool:
+        # The first attempt is not named: executors of plug-ins may know no others.
+        more = (run.attempt,) if run.attempt > 1 else ()
+        return self._executor.adopt(run.id, run_dir, record_dir, *more)
 
     def _plan(self) -> None:
         """Plan more runs if a slot is free and no run waits for it."""
@@ -411,15 +426,22 @@ class Engine:
         self._planner.plans.pop(run.id, None)
         self.running[run.id] = run
         self._recorder.prepared[run.id] = ready.prepared
-        self.study.launched(run.id, slot.name, ready.prepared.hashes)
-        self._tell(RunLaunched(f"run {run.id} in {slot.name}: {run.reason}", run.id, slot=slot.name))
+        self.study.launched(run.id, slot.name, ready.prepared.hashes, attempt=run.attempt, queued=self._traits.queues)
+        said = run.reason if run.attempt == 1 else f"attempt {run.attempt}"
+        self._tell(RunLaunched(f"run {run.id} in {slot.name}: {said}", run.id, slot=slot.name))
         self._code.launched(run, ready.prepared)
 
     def _prequeue(self) -> None:
         """If runs are short, hand over the next run of each slot while the slot is still busy; several if they are so
         short that they would end before the next one is handed over."""
         mean = self.progress.mean_s
-        if not self._planner.queue or mean is None or mean > SHORT_S or not self.control.may_start:
+        if (
+            not self._traits.prequeues
+            or not self._planner.queue
+            or mean is None
+            or mean > SHORT_S
+            or not self.control.may_start
+        ):
             return
         starts = []
         for n in range(1, MAX_PREQUEUED + 1 if mean < SHORT_S / 10 else 2):
@@ -501,9 +523,13 @@ class Engine:
     def _handle_event(self, event: LaunchEvent) -> None:
         if isinstance(event, Started):
             self._unreachable.discard(event.run_id)
-            self.study.started(event.run_id, event.pid, event.at)
             if event.run_id in self.running:
-                self.running[event.run_id] = replace(self.running[event.run_id], pid=event.pid, started=event.at)
+                self._started(event)
+        elif isinstance(event, Queued):
+            self._queued(event)
+        elif isinstance(event, SlotsChanged):
+            self._pool.add(event.up)
+            self._pool.remove(event.down)
         elif isinstance(event, Rejected):
             self._requeue(event)
         elif isinstance(event, Unreachable):
@@ -520,11 +546,60 @@ class Engine:
             self._tell(Waiting(f"{said} Waiting until it can", event.run_id))
         else:
             self._unreachable.discard(event.run_id)
-            self._finished.append((self.running.pop(event.run_id), event.exit))
+            run = self.running.pop(event.run_id)
+            if event.exit.reason is None or not self._try_again(run, event.exit):
+                self._finished.append((run, event.exit))
             successor = self._pool.release(event.run_id)
             if successor is not None:
                 slot, ready = successor
                 self._launched(ready, slot)
+
+    def _started(self, event: Started) -> None:
+        """Record where a run is, and when it started."""
+        run, place = self.running[event.run_id], event.place
+        self.study.started(
+            run.id, place.pid, event.at, host=place.host, job=place.job, devices=place.devices, cores=place.cores,
+            was_queued=self._traits.queues,
+        )  # fmt: skip
+        self.running[run.id] = replace(
+            run, state="running", pid=place.pid, started=event.at, host=place.host, job=place.job
+        )
+        if self._traits.queues:
+            where = f"job {place.job} on {place.host}" if place.job else place.host
+            self._tell(Note(f"run {run.id} runs: {where}", run.id))
+            self._code.started(run.id, self._recorder.prepared.get(run.id), self._preparer)
+
+    def _queued(self, event: Queued) -> None:
+        run = self.running.get(event.run_id)
+        if run is None:
+            return
+        self.study.queued(run.id, event.job, event.why)
+        self.running[run.id] = replace(run, state="queued", job=event.job)
+        self._tell(Waiting(f"run {run.id} is queued: job {event.job} ({event.why})", run.id))
+
+    def _try_again(self, run: RunRow, exit_: Exit) -> bool:
+        """Plan another attempt at a run that was lost by its place; return False if the policy allows no more."""
+        if not exit_.is_lost or exit_.attempt != run.attempt:
+            return False
+        reason = str(exit_.reason)
+        allowed = self.setup.study.retry.allowed(reason, self._traits.retries)
+        before = self.study.lost_attempts(run.id).count(reason) if allowed else 0
+        if before >= allowed or self.study.plan_of(run.id) is None:
+            return False
+        again = self.study.attempt_ended(
+            run, reason=reason, why=str(exit_), code=exit_.code, signal=exit_.signal, started=exit_.started,
+            ended=exit_.ended or time.time(),
+        )  # fmt: skip
+        self._recorder.prepared.pop(run.id, None)
+        self.run_metrics.pop(run.id, None)
+        self._adopting.discard(run.id)
+        self._planner.queue.appendleft(again)
+        text = (
+            f"run {run.id}: attempt {run.attempt} was {reason} ({exit_}); it is tried again ({before + 1} of {allowed})"
+        )
+        self._tell(Note(text, run.id))
+        self._outbox.log(f"run {run.id}: attempt {run.attempt}", str(exit_), "tried again")
+        return True
 
     def _requeue(self, refused: Rejected) -> None:
         """Put a run that was not started back into the queue."""
@@ -532,8 +607,9 @@ class Engine:
         if ready is not None:
             self._planner.queue.appendleft(ready.run)
             return
-        run = self.running.pop(refused.run_id)
-        del self._recorder.prepared[run.id]
+        run = replace(self.running.pop(refused.run_id), state="planned", slot=None, job=None)
+        self._recorder.prepared.pop(run.id, None)
+        self._adopting.discard(run.id)
         self._pool.reject(run.id, refused.holder)
         self.study.returned(run.id, refused.holder or "it was not started in time")
         self._planner.queue.appendleft(run)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_config, dump_json, write_atomic
-from looplab.config.lab import RUN_FOLDER, ConfigRendering
+from looplab.config.lab import RUN_FOLDER, ConfigRendering, StudyConfig
 from looplab.config.paths import get, has, leaves, show
 from looplab.errors import LabError
-from looplab.launch.base import LaunchSpec, Slot
+from looplab.launch.base import LATE_DEVICES, LaunchSpec, Resources, Slot
 from looplab.launch.command import build_argv, fill_template, find_program, render, render_environment
+from looplab.launch.executors import script_of
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.plan import Job, RunPlan
@@ -34,6 +35,8 @@ PREPARED = (
 )  # fmt: skip
 """Files that the record of a run may contain before the run starts."""
 
+TIME_MARGIN_S = 60.0
+"""Seconds between the latest end of a run by its own timeout and the time limit of its job."""
 WANDB_CONFIG = "wandb.yaml"
 """Name of the config file for `as: wandb`."""
 WANDB_PARAMETERS = "WANDB_SWEEP_PARAM_PATH"
@@ -82,11 +85,18 @@ class Preparer:
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # keeps train.log up to date
-        self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
+        self._live = live
+        self._resources = resources_of(study)
+        self._slot_env: dict[Slot, dict[str, str]] = {}
         self._homes: dict[tuple[str, str], Path] = {}
         """Folders that the paths in a command are relative to, by lab and `cwd`."""
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
+
+    def current_code(self) -> Mapping[str, Any]:
+        """Return the `code` entry of the capsule of a run that would start now."""
+        self._capsules.refresh()
+        return self._capsules.current
 
     def refresh(self) -> None:
         """Inspect the lab's code in advance, so that `prepare` need not run git."""
@@ -119,7 +129,12 @@ class Preparer:
         own = self._own_environment(run.id, run.seed, run.round, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # a submitted command has its own config
+        if run.attempt > 1:
+            folder.set_aside(record_dir, run.attempt)
+            own |= {"LOOPLAB_ATTEMPT": str(run.attempt), "LOOPLAB_RESUME": run_path}
         given = self._given_environment(config, variables)
+        given_shown = redact_env(given)
+        secrets = frozenset(name for name, value in given.items() if given_shown[name] != value)
         env = {**own, **given}
         if (argv[0], home) not in self._programs:
             self._programs[argv[0], home] = find_program(argv[0], home, env)
@@ -131,14 +146,15 @@ class Preparer:
             "formal": not self._setup.options.informal,
             "fingerprint": self._setup.prints.digest(),
             "launched": time.time(),
-            "host": self._host,
+            "attempt": run.attempt,
+            "host": self._host if slot.fixed else None,
             "slot": slot.name,
-            "devices": list(slot.devices),
-            "cores": list(slot.cores),
+            "devices": list(slot.devices) if slot.fixed else None,
+            "cores": list(slot.cores) if slot.fixed else None,
             "argv": shown,
         }
         capsules = self._capsules if job is None else self._capsules_of(cwd)
-        capsule = capsules.make(shown, program, {**own, **redact_env(given)}, seeds)
+        capsule = capsules.make(shown, program, {**own, **given_shown}, seeds)
         capsule["cwd"] = str(cwd)
         unknown = doubt(capsule["code"])
         if unknown is not None:
@@ -166,6 +182,9 @@ class Preparer:
             grace=self._launch.grace,
             cleanup_timeout=self._launch.cleanup_timeout,
             record_dir=record_dir,
+            resources=self._resources,
+            attempt=run.attempt,
+            secrets=secrets,
         )
         return spec, prepared
 
@@ -332,7 +351,7 @@ class Preparer:
             "study": self._setup.study.name,
             "lab": lab,
             "slot": slot.name,
-            "devices": ",".join(slot.devices),
+            "devices": ",".join(slot.devices) if slot.fixed else LATE_DEVICES,
             "python": sys.executable,
             "seed": str(FIRST_SEED if seed is None else seed),
         }
@@ -342,8 +361,10 @@ class Preparer:
     ) -> dict[str, str]:
         """Return the variables that looplab itself sets for a run."""
         run_dir, study = variables["run_dir"], variables["study"]
+        if slot not in self._slot_env:
+            self._slot_env[slot] = {**self._live, **slot_environment(slot)}
         return {
-            **self._slot_env[slot.name],
+            **self._slot_env[slot],
             **wandb_environment(self._setup.study.track.wandb, self._setup.lab, run_dir, study, run_id),
             "LOOPLAB_RUN_ID": run_id,
             "LOOPLAB_RUN_DIR": run_dir,
@@ -366,6 +387,26 @@ class Preparer:
                 for name, value in self._launch.env.items()
             },
         }
+
+
+def resources_of(study: StudyConfig) -> Resources:
+    """Return what a run of this study needs."""
+    wanted, launch = study.resources, study.launch
+    time_s = wanted.time
+    if time_s is None and launch.timeout is not None:
+        time_s = launch.timeout + launch.grace + launch.cleanup_timeout + TIME_MARGIN_S
+    return Resources(wanted.devices, wanted.cores, wanted.memory_mb, time_s, dict(wanted.constraints))
+
+
+def batch_script_of(setup: Setup, command: FilledCommand) -> str | None:
+    """Return the script that a scheduler would get for this run; None: the executor uses none."""
+    run_dir = Path(command.folder)
+    spec = LaunchSpec(
+        run_id=run_dir.name, run_dir=run_dir, argv=command.argv, path=command.argv[0], cwd=Path(command.cwd),
+        slot=setup.slots[0], grace=setup.study.launch.grace, record_dir=run_dir / folder.RECORD,
+        resources=resources_of(setup.study),
+    )  # fmt: skip
+    return script_of(setup.study.executor, spec)
 
 
 def _about(run: RunRow, plan: RunPlan) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _place(
     """Return each run with its slot and command."""
     preparer = Preparer(setup)
     slots = {slot.name: slot for slot in setup.slots}
-    taken = {run.slot for run in unfinished if run.state == "running"}
+    taken = {run.slot for run in unfinished if run.state in ("queued", "running")}
     turns = itertools.cycle([slot for slot in setup.slots if slot.name not in taken] or setup.slots)
     ids = {run.id: f"{run.n:04d}-{UNDRAWN}" for run in new}
     placed = []

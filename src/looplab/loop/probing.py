@@ -45,7 +45,8 @@ from looplab.runs import folder
 
 MODE = "probe"
 INHERITED = ("flags", "normalise", "derive", "constraints", "seed", "deterministic", "mix", "probe", "slots", "measure",
-             "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "suite", "executor"
+             "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "suite", "executor",
+             "resources", "retry",
 )  # fmt: skip
 """Fields of the real study that the study of a probe has, too."""
 STALLED = "stalled"

@@ -24,10 +24,9 @@ from looplab.config.lab import LabConfig, StudyConfig
 from looplab.decide.queue import read_queue
 from looplab.errors import BusyError, LabError
 from looplab.guard.knobs import Knob
-from looplab.launch.base import Executor
+from looplab.launch.base import Executor, PlacingExecutor
 from looplab.launch.command import find_program
 from looplab.launch.executors import make_executor
-from looplab.launch.local import stop_without_engine
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
@@ -37,7 +36,7 @@ from looplab.loop.events import EngineEvent, Listener, Note, RunEnded
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.outcome import Ending, Outcome
 from looplab.loop.planning import bases_to_run
-from looplab.loop.setup import RunOptions, Setup, find_cwd, make_guard, prepare
+from looplab.loop.setup import RunOptions, Setup, find_cwd, make_guard, prepare, with_executor
 from looplab.measure.discover import Reader
 from looplab.measure.stdout import StdoutSource
 from looplab.report.writer import ReportWriter
@@ -97,7 +96,7 @@ class Session:
         self.engine: Engine | None = None
         """The engine, once it runs."""
         self._listeners = list(listeners)
-        self._make_executor = executor or (lambda: make_executor(lab.folder, study))
+        self._make_executor = executor
         self._on_hangup = on_hangup
         self._open = contextlib.ExitStack()
 
@@ -120,9 +119,13 @@ class Session:
     def begin(self, setup: Setup) -> Setup:
         """Keep the options of a new call for `resume`; return the setup with its runs and rounds counted from now."""
         setup = count_from_now(setup, self.ledger)
-        # Escaped, since arguments and paths may be bytes that are not valid Unicode.
-        self.record.save_options(replace(setup.options, extra=tuple(redact_argv(setup.options.extra))).to_dict())
+        self.keep_options(setup.options)
         return setup
+
+    def keep_options(self, options: RunOptions) -> None:
+        """Keep the options of a call for `resume`."""
+        # Escaped, since arguments and paths may be bytes that are not valid Unicode.
+        self.record.save_options(replace(options, extra=tuple(redact_argv(options.extra))).to_dict())
 
     def once(self, setup: Setup) -> Setup:
         """Return the setup of one more run: the queue keeps waiting, and `resume` keeps its options."""
@@ -162,8 +165,11 @@ class Session:
         with self._signals(), contextlib.ExitStack() as stack:
             writer = ReportWriter(setup.lab, self.ledger.path, setup.study, lambda problem: emit(Note(problem)))
             stack.callback(writer.close)
-            self._executor = self._make_executor()
+            make = self._make_executor or (lambda: make_executor(setup.lab, setup.study))
+            self._executor = make()
             stack.callback(self._executor.close)
+            if isinstance(self._executor, PlacingExecutor):
+                setup = replace(setup, slots=self._executor.capacity(setup.slots))
             self.engine = Engine(setup, self.ledger, self._executor, emit)
             for note in setup.notes:
                 emit(Note(note))
@@ -365,7 +371,7 @@ def start_detached(lab: LabConfig, study: StudyConfig) -> tuple[int, Path]:
 def stop_study(lab: LabConfig, study: StudyConfig, record: StudyLedger, run: RunRow | None, *, drain: bool) -> str:
     """Stop a study, or one run of it, wherever its engine is; return what was done, in words."""
     pid = engine_pid(lab.folder, study.name)
-    if run is not None and run.state != "running":
+    if run is not None and run.state not in ("queued", "running"):
         return f"run {run.id} is not running: it is {run.status or run.state}"
     if pid is not None and drain:
         record.command("drain")
@@ -382,12 +388,20 @@ def stop_study(lab: LabConfig, study: StudyConfig, record: StudyLedger, run: Run
     if drain:
         return "no engine is running: nothing will be started"
     outputs = study_folder(lab.folder, study.name)
-    runs = [run] if run else record.runs(state="running")
-    stopped, unseen = stop_without_engine([outputs / one.id for one in runs], study.launch.grace)
+    runs = [run] if run else [*record.runs(state="queued"), *record.runs(state="running")]
+    with contextlib.closing(make_executor(lab.folder, _last_study(study, record, lab.folder))) as executor:
+        stopped, unseen = executor.stop_detached([outputs / one.id for one in runs], study.launch.grace)
     what = f"stopped {', '.join(stopped)} (`looplab resume` records it)" if stopped else "no training is alive"
     if unseen:
         what += f"; {', '.join(unseen)} may run on another host or in another container, and cannot be ended from here"
     return f"no engine is running; {what}"
+
+
+def _last_study(study: StudyConfig, record: StudyLedger, lab: Path) -> StudyConfig:
+    """Return the study with the executor of its last `run`."""
+    with contextlib.suppress(LabError):
+        return with_executor(study, last_options(record, lab))
+    return study
 
 
 def _await_stop(lab: LabConfig, study: StudyConfig, record: StudyLedger, run: RunRow | None) -> bool:

@@ -25,7 +25,8 @@ from looplab.guard.knobs import Knob, show_value
 from looplab.launch.base import Slot
 from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
-from looplab.launch.slots import make_slots
+from looplab.launch.executors import remote_limit
+from looplab.launch.slots import MAX_SLOTS, make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
 from looplab.ledger.roles import Origin
 from looplab.ledger.view import RunRow
@@ -92,6 +93,8 @@ class RunOptions:
     """Continue even if no base config works."""
     stop_on_failure: bool = False
     """End the study when an agent gives up."""
+    executor: str | None = None
+    """Name of the executor; None: as configured."""
     jobs: int | None = None
     """Run submitted commands. The engine stays alive as long as the process with this pid (0: no such process)."""
 
@@ -331,6 +334,20 @@ def _tracked(
     return with_values(config, values), notes, {show(place): not has(config, place) for place in values}
 
 
+def with_executor(study: StudyConfig, options: RunOptions) -> StudyConfig:
+    """Return the study with the executor that the call names.
+
+    Raises:
+        LabError: There is no such executor.
+    """
+    name = options.executor
+    if name is None:
+        return study
+    if name not in study.executor.names():
+        raise LabError(f"there is no executor {name!r}", hint=f"installed: {', '.join(study.executor.names())}")
+    return study.model_copy(update={"executor": study.executor.model_copy(update={"use": name})})
+
+
 def plan_slots(study: StudyConfig, options: RunOptions, devices: Devices) -> tuple[Slot, ...]:
     """Return the slots of an engine; options of the call take precedence over the lab file."""
     settings = study.slots
@@ -345,6 +362,19 @@ def plan_slots(study: StudyConfig, options: RunOptions, devices: Devices) -> tup
     cores = settings.cores if isinstance(settings.cores, str) else [parse_cores(share) for share in settings.cores]
     count = options.concurrency or settings.count
     return tuple(make_slots(gpus=gpus, per_gpu=settings.per_gpu, count=count, cores=cores))
+
+
+def study_slots(study: StudyConfig, options: RunOptions, devices: Devices) -> tuple[Slot, ...]:
+    """Return the slots of an engine with the executor of the study. An executor that chooses the places itself has as
+    many as it may have runs at a time."""
+    limit = remote_limit(study.executor)
+    if limit is None:
+        return plan_slots(study, options, devices)
+    name, count = study.executor.name, options.concurrency or study.slots.count or limit
+    if count > MAX_SLOTS:
+        raise LabError(f"more than {MAX_SLOTS:,} slots are not supported")
+    needed = ("?",) * (study.resources.devices or 0)
+    return tuple(Slot(f"{name}{i}", devices=needed, fixed=False) for i in range(count))
 
 
 def parse_cores(share: str | list[int]) -> list[int]:
@@ -368,9 +398,9 @@ def missing_for_formal(
     if study.require.gpu:
         known = set(devices.ids()) if devices.present else set()
         other_vendor = any(Path(name).exists() for name in ("/dev/kfd", "/dev/accel/accel0"))
-        if not all(slot.devices for slot in slots):
+        if not all(slot.devices or not slot.fixed for slot in slots):
             missing.append("a GPU for every slot (name them with --gpus or slots.gpus)")
-        elif not known and not other_vendor:
+        elif not known and not other_vendor and slots[0].fixed:
             missing.append("a GPU (no driver answers on this machine)")
     if study.require.wandb == "online":
         for base in bases:
@@ -389,6 +419,7 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
         LabError: A check failed, or a requirement for a formal run is not met.
     """
     study, option_notes = apply_options(study, options)
+    study = with_executor(study, options)
     guard = make_guard(study)
     flags = []
     if options.flags:
@@ -398,7 +429,7 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     edits = tuple(flag.edit for flag in flags)
     bases = load_bases(lab.folder, study, options, guard, edits)
     devices = Devices()
-    slots = plan_slots(study, options, devices)
+    slots = study_slots(study, options, devices)
     missing = missing_for_formal(study, slots, devices, bases, options.extra)
     if missing and not options.informal:
         raise LabError(
@@ -438,7 +469,7 @@ def resolved_configuration(setup: Setup) -> dict[str, Any]:
 
     Devices and slots are left out: they affect the speed of a study, not its results.
     """
-    study = setup.study.model_dump(mode="json", by_alias=True, exclude={"slots"})
+    study = setup.study.model_dump(mode="json", by_alias=True, exclude={"slots", "resources", "retry"})
     study["launch"]["command"] = redact_argv(study["launch"]["command"])
     study["launch"]["env"] = redact_env(study["launch"]["env"])
     given = setup.options

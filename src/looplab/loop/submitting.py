@@ -38,7 +38,7 @@ from looplab.ledger.plan import Job
 from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
-from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, plan_slots
+from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, study_slots
 from looplab.runs import clock
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
@@ -110,7 +110,7 @@ def jobs_setup(lab: LabConfig, study: StudyConfig, said: RunOptions, owner_pid: 
     )
     devices = Devices()
     share = jobs.slots.share if said.share is None else said.share
-    slots = plan_slots(jobs, options, devices)
+    slots = study_slots(jobs, options, devices)
     prints = find_prints(lab, jobs)
     return Setup(lab.folder, jobs, options, make_guard(jobs), (), slots, devices, share, None, prints)
 

@@ -156,7 +156,7 @@ def status_of(exit_: Exit) -> str:
     """Return the status of an ended run: ok, failed, stopped, timeout or lost."""
     if exit_.reason == "timeout":
         return "timeout"
-    if exit_.reason == "lost":
+    if exit_.is_lost:
         return "lost"
     if exit_.reason is not None and exit_.reason != "not started":  # `stop`, or the name of a watch rule
         return "stopped"

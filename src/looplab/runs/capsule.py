@@ -78,6 +78,11 @@ class Capsules:
             self._code = {**self.code(), "files": self._files.keep(self._study)}
             self._code_at = time.monotonic()
 
+    @property
+    def current(self) -> Mapping[str, Any]:
+        """The state of the code at the last `refresh`."""
+        return self._code
+
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -157,6 +157,16 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
     return hashes
 
 
+def set_aside(record_dir: Path, attempt: int) -> None:
+    """Rename the files of the attempt before this one: `exit.json` becomes `exit.1.json`, for example."""
+    for name in ("exit", "process"):
+        file = record_dir / f"{name}.json"
+        earlier = record_dir / f"{name}.{attempt - 1}.json"
+        with contextlib.suppress(FileNotFoundError):
+            if not earlier.exists():
+                file.rename(earlier)
+
+
 def staged_import(run_dir: Path) -> Path:
     """Return the folder in which an imported run is prepared before it is recorded in the ledger."""
     return run_dir.with_name(f"{STAGED}{run_dir.name}")

@@ -12,9 +12,23 @@ from typing import Any, TypeVar
 
 import pytest
 
-from looplab.launch.base import Ended, Executor, Exit, LaunchEvent, LaunchSpec, Slot, Started
+from looplab.launch.base import (
+    Ended,
+    Executor,
+    Exit,
+    LaunchEvent,
+    LaunchSpec,
+    Queued,
+    Rejected,
+    Slot,
+    SlotsChanged,
+    Started,
+    claim_name,
+    traits_of,
+)
 
 T = TypeVar("T")
+Answer = Ended | Rejected
 
 ONCE = "import sys; open(sys.argv[1], 'a').write('started\\n'); sys.exit(int(sys.argv[2]))"
 GATED = """
@@ -25,6 +39,16 @@ while not os.path.exists(sys.argv[2]):
     time.sleep(0.005)
 sys.exit(int(sys.argv[3]))
 """
+
+
+def _require_prequeues(executor: Executor) -> None:
+    if not traits_of(executor).prequeues:
+        pytest.skip("this executor does not prequeue runs")
+
+
+def _answers(events: Sequence[LaunchEvent]) -> list[Answer]:
+    """Return the last events of runs."""
+    return [event for event in events if isinstance(event, Ended | Rejected)]
 
 
 class ExecutorStand:
@@ -71,12 +95,12 @@ class ExecutorStand:
         return result
 
     def events(self, executor: Executor, enough: Callable[[list[LaunchEvent]], bool]) -> list[LaunchEvent]:
-        """Return all events until there are enough."""
+        """Return all events until there are enough, without those of the queue of a scheduler and of slots."""
         deadline = time.monotonic() + self._patience_s
         events: list[LaunchEvent] = []
         while not enough(events):
             assert time.monotonic() < deadline, f"only {events} came"
-            events += executor.poll(1.0)
+            events += [event for event in executor.poll(1.0) if not isinstance(event, Queued | SlotsChanged)]
         return events
 
     def ends(self, executor: Executor, *run_ids: str) -> dict[str, Exit]:
@@ -103,10 +127,12 @@ class ExecutorStand:
 
     @staticmethod
     def nothing_more(executor: Executor) -> None:
-        """Assert that the executor reports nothing more."""
+        """Assert that the executor reports nothing more, except that a run is queued or runs."""
         quiet_until = time.monotonic() + 0.1
         while time.monotonic() < quiet_until:
-            assert executor.poll(0.02) == []
+            assert not [
+                event for event in executor.poll(0.02) if not isinstance(event, Queued | SlotsChanged | Started)
+            ]
 
     # -- looking
 
@@ -306,18 +332,16 @@ class ExecutorContract:
         assert stand.end(second).code == 4
         assert trace.read_text() == "started\n"
 
-    # -- one after the other
+    # -- one after the other: executors that prequeue
 
     def test_a_start_after_another_run_happens_when_that_run_is_over(self, stand: ExecutorStand) -> None:
         executor, go = stand.executor(), stand.folder / "go"
+        _require_prequeues(executor)
         executor.start(stand.spec(stand.python(GATED, stand.folder / "first", go, 0)))
         stand.until((stand.folder / "first").exists)
         executor.start(stand.spec(stand.python(ONCE, stand.folder / "second", 0), "r2"), after="r1")
         go.touch()
-        events = stand.events(
-            executor, lambda events: {e.run_id for e in events if not isinstance(e, Started)} == {"r1", "r2"}
-        )
-        told = [event for event in events if not isinstance(event, Started)]
+        told = _answers(stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", "r2"}))
         assert [event.run_id for event in told] == ["r1", "r2"]
         first, second = told
         assert isinstance(first, Ended)
@@ -328,6 +352,7 @@ class ExecutorContract:
 
     def test_a_start_after_a_finished_or_unknown_run_happens_at_once(self, stand: ExecutorStand) -> None:
         executor = stand.executor()
+        _require_prequeues(executor)
         executor.start(stand.spec(["/bin/true"]))
         stand.end(executor)
         for i, before in enumerate(["r1", "nobody"]):
@@ -336,12 +361,13 @@ class ExecutorContract:
 
     def test_every_start_after_a_run_is_answered(self, stand: ExecutorStand) -> None:
         executor, ids = stand.executor(), ["a", "b", "c"]
+        _require_prequeues(executor)
         executor.start(stand.spec(["/bin/sleep", "600"]))
         stand.started(executor)
         for run_id in ids:
             executor.start(stand.spec(["/bin/true"], run_id), after="r1")
         executor.stop("r1", "stop", grace=60)
-        stand.events(executor, lambda events: {e.run_id for e in events if not isinstance(e, Started)} == {"r1", *ids})
+        stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", *ids})
 
     # -- stopping
 
@@ -459,6 +485,62 @@ time.sleep(600)
         end = stand.end(second)
         assert (end.code, end.reason) == (7, None)
         stand.nothing_more(second)
+
+    # -- attempts
+
+    def test_a_second_attempt_is_started_once_in_the_same_folder_and_continues_the_log(
+        self, stand: ExecutorStand
+    ) -> None:
+        executor, other = stand.executor(), stand.executor()
+        argv = stand.python("print('hello'); raise SystemExit(4)")
+        first = stand.run(argv)
+        spec = stand.spec(argv, attempt=2)
+        assert not other.adopt("r1", spec.run_dir, attempt=2)
+        executor.start(spec)
+        second = stand.end(executor)
+        other.start(spec)
+        assert stand.end(other) == second
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert stand.log() == "hello\nhello\n"
+        assert (spec.run_dir / claim_name(2)).exists()
+
+    def test_an_attempt_that_still_runs_is_adopted_as_that_attempt(self, stand: ExecutorStand) -> None:
+        stand.run(["/bin/true"])
+        first, second, go = stand.executor(), stand.executor(), stand.folder / "go"
+        first.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7), attempt=2))
+        stand.started(first)
+        first.close()
+        assert second.adopt("r1", stand.folder / "r1", attempt=2)
+        stand.nothing_more(second)
+        go.touch()
+        end = stand.end(second)
+        assert (end.code, end.attempt) == (7, 2)
+
+    # -- without an engine
+
+    def test_a_run_without_an_engine_is_seen_and_stopped(self, stand: ExecutorStand) -> None:
+        first, second, record = stand.executor(), stand.executor(), stand.folder / "r1/record"
+        record.mkdir(parents=True)
+        spec = stand.spec(["/bin/sleep", "600"], record_dir=record)
+        assert not second.is_alive(spec.run_dir, record)
+        first.start(spec)
+        stand.started(first)
+        first.close()
+        assert second.is_alive(spec.run_dir, record)
+        stopped, unreachable = second.stop_detached([spec.run_dir], 10.0)
+        assert (stopped, unreachable) == (["r1"], [])
+        stand.until(lambda: not second.is_alive(spec.run_dir, record))
+        assert second.adopt("r1", spec.run_dir, record)
+        assert not stand.end(second).ok
+
+    def test_the_start_names_the_host(self, stand: ExecutorStand) -> None:
+        executor = stand.executor()
+        executor.start(stand.spec(["/bin/sleep", "600"]))
+        events = stand.events(executor, lambda events: any(isinstance(event, Started) for event in events))
+        (started,) = [event for event in events if isinstance(event, Started)]
+        assert started.place.host
+        executor.stop("r1", "stop", grace=10)
+        stand.end(executor)
 
     # -- the record folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from looplab.config.files import dump_json as dump_config
@@ -133,10 +133,44 @@ class RunWriter(StudyView):
         )  # fmt: skip
         self.ledger.record(event, self.name, run, when=now)
 
-    def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
-        """The run's folder is there and the executor was asked to start it."""
-        self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.name, run))
-        self.ledger.record(catalogue.LaunchedEvent(slot=slot, files=dict(files)), self.name, run)
+    def launched(
+        self, run: str, slot: str, files: Mapping[str, str], *, attempt: int = 1, queued: bool = False
+    ) -> None:
+        """The run's folder is there and the executor was asked to start it.
+
+        Args:
+            queued: Whether a scheduler decides when it starts.
+        """
+        state = "queued" if queued else "running"
+        self.ledger.execute("UPDATE runs SET state=?, slot=? WHERE study=? AND id=?", (state, slot, self.name, run))
+        event = catalogue.LaunchedEvent(
+            slot=slot, files=dict(files), attempt=attempt if attempt > 1 else None, queued=queued or None
+        )
+        self.ledger.record(event, self.name, run)
+
+    def queued(self, run: str, job: str, why: str) -> None:
+        """A scheduler has accepted the run."""
+        self.ledger.execute("UPDATE runs SET state='queued', job=? WHERE study=? AND id=?", (job, self.name, run))
+        self.ledger.record(catalogue.QueuedEvent(job=job, why=why), self.name, run)
+
+    def attempt_ended(self, run: RunRow, *, reason: str, why: str, code: int | None, signal: int | None,
+                      started: float | None, ended: float | None) -> RunRow:  # fmt: skip
+        """The run was lost by its place, and is planned again; return it."""
+        before = self.ledger.rows("SELECT lost_s FROM runs WHERE study=? AND id=?", (self.name, run.id))[0][0]
+        began = started if started is not None else run.started
+        lost_s = before + (max(0.0, ended - began) if began is not None and ended is not None else 0.0)
+        self.ledger.execute(
+            "UPDATE runs SET state='planned', slot=NULL, pid=NULL, started=NULL, host=NULL, job=NULL, attempt=?,"
+            " lost_s=? WHERE study=? AND id=?",
+            (run.attempt + 1, lost_s, self.name, run.id),
+        )
+        event = catalogue.AttemptEndedEvent(
+            attempt=run.attempt, reason=reason, why=redact_text(shorten(why)), code=code, signal=signal, started=began,
+            ended=ended, host=run.host, job=run.job, lost_s=lost_s,
+        )  # fmt: skip
+        self.ledger.record(event, self.name, run.id)
+        return replace(run, state="planned", slot=None, pid=None, started=None, host=None, job=None,
+                       attempt=run.attempt + 1)  # fmt: skip
 
     def record_changed(self, run: str, changes: Sequence[folder.RecordChange]) -> None:
         """Recorded files that the run itself has changed."""
@@ -151,8 +185,22 @@ class RunWriter(StudyView):
                 (self.name, self.name),
             )
 
-    def started(self, run: str, pid: int | None, at: float) -> None:
-        self.ledger.execute("UPDATE runs SET pid=?, started=? WHERE study=? AND id=?", (pid, at, self.name, run))
+    def started(
+        self, run: str, pid: int | None, at: float, *, host: str, job: str | None = None,
+        devices: Sequence[str] = (), cores: Sequence[int] = (), was_queued: bool = False,
+    ) -> None:  # fmt: skip
+        """The run is alive.
+
+        Args:
+            was_queued: Whether it waited at a scheduler, so that its place and its start are recorded as an event.
+        """
+        self.ledger.execute(
+            "UPDATE runs SET state='running', pid=?, started=?, host=?, job=? WHERE study=? AND id=?",
+            (pid, at, host, job, self.name, run),
+        )
+        if was_queued:
+            event = catalogue.StartedEvent(host=host, job=job, devices=list(devices), cores=list(cores), started=at)
+            self.ledger.record(event, self.name, run)
 
     def returned(self, run: str, why: str) -> None:
         """The run could not start and goes back to the planned ones."""

@@ -395,6 +395,7 @@ def test_runs_of_an_early_version_have_their_config_in_their_folder(tmp_path: Pa
         for what in ("TABLE configs", "INDEX runs_measured", "INDEX events_alarm", "INDEX events_configured"):
             ledger.execute(f"DROP {what}")
         ledger.execute("DROP INDEX events_agents")
+        ledger.execute("DROP INDEX runs_retried")
         for column in ("measured", "attempt", "host", "job", "lost_s"):
             ledger.execute(f"ALTER TABLE runs DROP COLUMN {column}")
         ledger.execute("ALTER TABLE studies RENAME COLUMN judge_state TO docket")

@@ -141,6 +141,7 @@ def test_a_ledger_of_an_older_version_is_not_upgraded_by_a_reader(tmp_path: Path
     add(path, "a").close()
     with sqlite3.connect(path) as db:
         db.execute("ALTER TABLE studies RENAME COLUMN judge_state TO docket")
+        db.execute("DROP INDEX runs_retried")
         for column in ("attempt", "host", "job", "lost_s"):
             db.execute(f"ALTER TABLE runs DROP COLUMN {column}")
         db.execute("PRAGMA user_version=3")

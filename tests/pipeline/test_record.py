@@ -309,6 +309,7 @@ def test_a_ledger_of_an_earlier_version_gets_the_tables(toy: Any) -> None:
             )
         for table in ("stages", "suites", "cases", "versions"):
             ledger.execute(f"DROP TABLE {table}")
+        ledger.execute("DROP INDEX runs_retried")
         for column in ("attempt", "host", "job", "lost_s"):
             ledger.execute(f"ALTER TABLE runs DROP COLUMN {column}")
         ledger.execute("PRAGMA user_version=4")

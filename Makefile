@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse agents pufferlib
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,13 @@ fuse:
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends bindfs >/dev/null; } || \
 	  echo "no bindfs: the tests that need a shared disk are skipped"
 
+# The Slurm executor is tested on a real Slurm, which the tests start on loopback; installed in the same way.
+slurm:
+	@command -v sbatch >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } || \
+	  echo "no Slurm: the tests that need it are skipped"
+
 # The real coding agents, for the tests that drive them; they speak to a scripted model on loopback.
 agents:
 	@[ -x .agents/node_modules/.bin/codex ] && [ -x .agents/node_modules/.bin/claude ] || \
@@ -70,10 +77,10 @@ pufferlib:
 test: lint types browser ssh fuse
 	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not long"
 
-test-ci: lint types browser ssh fuse
+test-ci: lint types browser ssh fuse slurm
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not long"
 
-test-all: lint types browser ssh fuse
+test-all: lint types browser ssh fuse slurm
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 # Five minutes of attacks by class; one that did not hold is printed with the words that repeat it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,9 @@ from tests.conftest import PATIENCE_S
 from tests.launch.slurm_cluster import SlurmCluster
 
 from looplab.config.lab import SlurmConfig
-from looplab.launch.base import Executor
-from looplab.launch.slurm import SlurmExecutor
-from looplab.testing.executors import ExecutorContract, ExecutorStand
+from looplab.launch.base import Ended, Executor, LaunchEvent, LaunchSpec, Queued, Resources, Slot, Started
+from looplab.launch.slurm import SlurmExecutor, batch_script, job_key, seconds_of
+from looplab.testing.executors import GATED, ExecutorContract, ExecutorStand
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 
@@ -51,3 +52,125 @@ class TestSlurmExecutor(ExecutorContract):
 
     def make_executor(self) -> Executor:
         return SlurmExecutor(config=QUICK)
+
+
+# -- what Slurm decides
+
+
+def test_a_run_waits_gets_the_devices_that_slurm_gives_and_names_its_place(stand: ExecutorStand) -> None:
+    executor = stand.executor()
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOOPLAB_DEVICES'], os.environ['SECRET'])"
+    spec = stand.spec(
+        stand.python(code + "; import time; time.sleep(1)"), slot=Slot("slurm0", fixed=False),
+        resources=Resources(devices=2), env={"SECRET": "s3cr3t-value"}, secrets=frozenset({"SECRET"}),
+    )  # fmt: skip
+    executor.start(spec)
+    events: list[LaunchEvent] = []
+    while not any(isinstance(event, Ended) for event in events):
+        events += executor.poll(1.0)
+    assert isinstance(events[0], Queued)
+    (started,) = [event for event in events if isinstance(event, Started)]
+    assert len(started.place.devices) == 2
+    assert started.place.job
+    given = ",".join(started.place.devices)
+    assert stand.log() == f"{given} {given} s3cr3t-value\n"
+    files = [path for path in spec.run_dir.iterdir() if path.name != "train.log"]
+    assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
+    assert stand.file("place.json")["devices"] == list(started.place.devices)
+
+
+def test_a_preempted_run_is_reported_as_preempted(stand: ExecutorStand, cluster: SlurmCluster) -> None:
+    executor = stand.executor()
+    executor.start(stand.spec(["/bin/sleep", "600"], resources=Resources(cores=8)))
+    stand.started(executor)
+    cluster.command("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+    end = stand.end(executor)
+    assert (end.reason, end.is_lost) == ("preempted", True)
+
+
+def test_a_run_whose_slurmd_dies_lives_on_and_its_own_word_wins(stand: ExecutorStand, cluster: SlurmCluster) -> None:
+    executor, go = stand.executor(), stand.folder / "go"
+    executor.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7)))
+    stand.started(executor)
+    host = stand.file("place.json")["slurm"]["SLURMD_NODENAME"]
+    cluster.kill_daemon(host)
+    stand.until(lambda: "down" in cluster.command("sinfo", "-h", "-n", host, "-o", "%t"))
+    stand.nothing_more(executor)
+    go.touch()
+    end = stand.end(executor)
+    assert (end.code, end.reason) == (7, None)
+    cluster.start_node(host)
+    cluster.await_idle()
+
+
+def test_a_lost_node_loses_the_run_and_the_next_attempt_runs(stand: ExecutorStand, cluster: SlurmCluster) -> None:
+    executor, go, trace = stand.executor(), stand.folder / "go", stand.folder / "trace"
+    argv = stand.python(GATED, trace, go, 0)
+    executor.start(stand.spec(argv))
+    stand.started(executor)
+    host = stand.file("place.json")["slurm"]["SLURMD_NODENAME"]
+    cluster.lose_node(host)
+    end = stand.end(executor)
+    assert (end.reason, end.attempt) == ("lost", 1)
+    go.touch()
+    executor.start(stand.spec(argv, attempt=2))
+    assert stand.end(executor).ok
+    assert trace.read_text() == "started\nstarted\n"
+    cluster.start_node(host)
+    cluster.await_idle()
+
+
+def test_a_controller_that_restarts_loses_nothing(stand: ExecutorStand, cluster: SlurmCluster) -> None:
+    executor, go = stand.executor(), stand.folder / "go"
+    for i in range(4):
+        executor.start(stand.spec(stand.python(GATED, stand.folder / f"trace{i}", go, i), f"r{i}"))
+    stand.until((stand.folder / "trace3").exists)
+    cluster.stop_controller()
+    executor.start(stand.spec(stand.python(GATED, stand.folder / "trace4", go, 4), "r4"))
+    cluster.start_controller()
+    go.touch()
+    ends = stand.ends(executor, *(f"r{i}" for i in range(5)))
+    assert [ends[f"r{i}"].code for i in range(5)] == [0, 1, 2, 3, 4]
+    assert [(stand.folder / f"trace{i}").read_text() for i in range(5)] == ["started\n"] * 5
+    cluster.await_idle()
+
+
+def test_a_submission_whose_answer_was_lost_is_found_by_its_name(stand: ExecutorStand) -> None:
+    first, second, go = stand.executor(), stand.executor(), stand.folder / "go"
+    first.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7)))
+    stand.until((stand.folder / "trace").exists)
+    first.close()
+    noted = stand.file("job.json")
+    (stand.folder / "r1/job.json").write_text(json.dumps({**noted, "id": None}))
+    assert second.adopt("r1", stand.folder / "r1")
+    go.touch()
+    assert stand.end(second).code == 7
+    assert (stand.folder / "trace").read_text() == "started\n"
+
+
+def test_a_run_that_waits_can_be_stopped_and_never_starts(stand: ExecutorStand) -> None:
+    executor, trace = stand.executor(), stand.folder / "trace"
+    executor.start(stand.spec(stand.python("open(r'" + str(trace) + "', 'w')"), resources=Resources(devices=99)))
+    executor.start(
+        stand.spec(["/bin/true"], "r2", resources=Resources(constraints={"begin": "now+1hour"})),
+    )
+    assert stand.end(executor).reason == "not started"  # no node has so many devices
+    executor.stop("r2", "stop", 10)
+    assert stand.end(executor, "r2").reason == "stop"
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-12", 129600), ("UNLIMITED", None)]
+)
+def test_time_limits_are_read_as_slurm_reads_them(limit: str, seconds: float | None) -> None:
+    assert seconds_of(limit) == seconds
+
+
+def test_the_name_of_a_job_depends_on_its_folder_and_attempt_alone(tmp_path: Path) -> None:
+    assert job_key([tmp_path], 1) == job_key([tmp_path], 1) != job_key([tmp_path], 2)
+    assert "--signal=B:USR1@40" in batch_script(SlurmConfig(), [_some_spec(tmp_path)], "k")
+
+
+def _some_spec(folder: Path) -> LaunchSpec:
+    return LaunchSpec("r", folder, ["/bin/true"], path="/bin/true", cwd=folder, slot=Slot("slurm0", fixed=False))

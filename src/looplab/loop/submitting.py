@@ -50,7 +50,8 @@ IDLE_S = 5.0
 LIMITS = ("timeout", "budget")
 """Kinds of watch rules that apply to any command; the others depend on metrics of the study's own trainer."""
 INHERITED = ("flags", "objective", "deterministic", "mix", "round_size", "slots", "measure", "track", "anchor", "data",
-             "evaluator", "keep_going", "pipeline", "stages", "case", "executor", "suite", "resources", "retry")  # fmt: skip
+             "evaluator", "keep_going", "pipeline", "stages", "case", "executor", "suite",
+             "resources", "retry")  # fmt: skip
 """Fields of the real study that the study of its commands has, too."""
 STOPPED = ("stopped", "drained")
 OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_STATE_DIR", "LOOPLAB_DEBUG")

@@ -505,7 +505,7 @@ class SlurmExecutor:
     def _ask(self, jobs: Sequence[SlurmJob]) -> None:
         """Ask Slurm about all jobs at once; an error is no news."""
         now = time.monotonic()
-        waiting = [job for job in jobs if job.key is not None or job.id is not None]
+        waiting = [job for job in jobs if job.spec is None or job.key is not None]
         period = self._config.poll * max(1.0, len(waiting) / 1000)
         if not waiting or now - self._asked_at < period:
             return

@@ -159,7 +159,11 @@ class ExecutorStand:
             executor.close()
         sweeper = self._make()
         folders = [path for path in self.folder.iterdir() if path.is_dir()]
-        adopted = [path.name for path in folders if sweeper.adopt(path.name, path)]
+        adopted = []
+        for path in folders:
+            last = 1 + len(list(path.glob("attempt-*")))
+            if sweeper.adopt(path.name, path, attempt=last):
+                adopted.append(path.name)
         for run_id in adopted:
             sweeper.stop(run_id, "end of the test", 0.0)
         self.ends(sweeper, *adopted)

@@ -649,13 +649,29 @@ class SlurmConfig(Section):
     """Seconds between two calls of squeue."""
 
 
+class RayConfig(Section):
+    """Runs on a Ray cluster whose nodes share the lab's folder. What a run needs is in `resources`."""
+
+    address: str = "auto"
+    """Address of the cluster, as `ray.init` takes it; `auto`: the cluster of this machine."""
+    slots: int = Field(16, ge=1)
+    """Maximum number of runs at a time; `slots.count` and `--concurrency` take precedence."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom resources of a slot, as Ray names them."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's own description of the environment of the actors, as in `{pip: [looplab]}`."""
+    idle: Duration = 60.0
+    """Seconds after which the actor of a slot without runs and without an engine ends itself."""
+
+
 class ExecutorConfig(PluggableSection):
-    """What starts the runs: this machine (`local`), `slurm`, or a plug-in by its name."""
+    """What starts the runs: this machine (`local`), `slurm`, `ray`, or a plug-in by its name."""
 
     group = "executors"
     use: str | None = None
     """The executor that is used if the options of several are given; None: the only one, else `local`."""
     slurm: SlurmConfig | None = None
+    ray: RayConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -683,7 +699,7 @@ class ExecutorConfig(PluggableSection):
         return self.use or (given[0] if len(given) == 1 else "local")
 
 
-BUILT_IN_EXECUTORS = ("slurm",)
+BUILT_IN_EXECUTORS = ("slurm", "ray")
 """Executors beside `local` that come with looplab, each with a section of its options."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from looplab import plugins
-from looplab.config.lab import ExecutorConfig, SlurmConfig, StudyConfig
-from looplab.launch.base import Executor, ExecutorContext, LaunchSpec
+from looplab.config.lab import ExecutorConfig, RayConfig, SlurmConfig, StudyConfig
+from looplab.launch.base import Executor, ExecutorContext, LaunchSpec, Resources
 from looplab.launch.local import LocalExecutor
 
 
@@ -23,6 +23,12 @@ def make_executor(lab: Path, study: StudyConfig) -> Executor:
         from looplab.launch.slurm import SlurmExecutor
 
         return SlurmExecutor(ExecutorContext(lab, study.name), config.slurm)
+    if name == "ray":
+        from looplab.launch.ray import RayExecutor
+
+        needs = study.resources
+        resources = Resources(needs.devices, needs.cores, needs.memory_mb)
+        return RayExecutor(ExecutorContext(lab, study.name), config.ray or RayConfig(), resources)
     options = config.options if config.plugin == name else {}
     executor: Executor = plugins.make("executors", name, ExecutorContext(lab, study.name), **options)
     return executor
@@ -42,4 +48,6 @@ def remote_limit(config: ExecutorConfig) -> int | None:
     """Return how many runs an executor that chooses the places itself may have at a time; None: the places are ours."""
     if config.name == "slurm":
         return (config.slurm or SlurmConfig()).jobs
+    if config.name == "ray":
+        return (config.ray or RayConfig()).slots
     return None

@@ -388,6 +388,8 @@ class LocalExecutor:
     """
 
     traits = ExecutorTraits()
+    script = supervisor.__file__
+    """The program of the supervisor."""
 
     def __init__(self) -> None:
         self._host = os.uname().nodename
@@ -564,7 +566,7 @@ class LocalExecutor:
     def _start_supervisor(self) -> None:
         ours, theirs = socket.socketpair()
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())],
+            [sys.executable, "-I", "-S", self.script, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

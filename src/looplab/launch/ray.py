@@ -1,0 +1,509 @@
+"""The Ray executor: a slot is a detached actor that hosts a local executor on some node (`ray_host.py`).
+
+Ray chooses the node and the devices. The nodes share the lab's folder with this machine, under the same path, and have
+looplab installed. What is true of a run is in its record folder, as on one machine: the claim, `process.json`,
+`exit.json`. `job.json` names the actor before the run is handed over, so that a later engine finds it.
+
+A run whose actor is dead is over: its supervisor ends it when the actor is gone (`leased.py`), and a node that has lost
+the cluster ends its actors. Its own word in `exit.json` wins; without one it is `lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import secrets
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from looplab.config.lab import RayConfig
+from looplab.errors import LabError
+from looplab.launch import supervisor
+from looplab.launch.base import (
+    Ended,
+    ExecutorContext,
+    ExecutorTraits,
+    Exit,
+    LaunchEvent,
+    LaunchSpec,
+    Queued,
+    Rejected,
+    Resources,
+    Slot,
+    Started,
+    claim_name,
+)
+from looplab.launch.local import read_exit, read_json
+from looplab.launch.ray_host import Host
+from looplab.runs.folder import record_folder
+
+TAKE_S = 30.0
+"""Seconds that a host waits for an event before it answers with none."""
+CHECK_S = 0.5
+"""Seconds between two looks at hosts that are placed or lost, and at their runs."""
+SETTLE_S = 3.0
+"""Seconds beyond its grace in which the exit of a run on a lost host may appear."""
+PLACE_S = 10.0
+"""Seconds that an actor may wait for resources before a host without runs gives its own back."""
+STUBBORN_S = 30.0
+"""Seconds beyond the grace to wait for the end of runs without an engine."""
+
+
+@dataclass(slots=True)
+class RayRun:
+    """A run that was handed over, or will be."""
+
+    run_id: str
+    run_dir: Path
+    record_dir: Path
+    attempt: int
+    grace: float = 10.0
+    stop: str | None = None
+    """Reason of a requested stop."""
+    over_at: float | None = None
+    """When its host was found dead (monotonic)."""
+
+
+@dataclass(slots=True)
+class RaySlot:
+    """The actor of a slot, as this engine knows it."""
+
+    name: str
+    """Name of the actor."""
+    actor: Any
+    is_ready: bool = False
+    """Whether the actor has answered."""
+    since: float = field(default_factory=time.monotonic)
+    seq: int = 0
+    """Number of the last event that was read."""
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    """Calls to be made once it answers."""
+    runs: dict[str, RayRun] = field(default_factory=dict)
+    told: bool = False
+    """Whether it was reported that its runs wait for resources."""
+
+
+class RayExecutor:
+    """Runs trainers on a Ray cluster; see `Executor` for the contract. One thread makes all calls of Ray.
+
+    Args:
+        context: The lab and the study, by which the actors are named.
+        config: Options of the lab file.
+        resources: What each slot needs.
+
+    Raises:
+        LabError: Ray is not installed, or the cluster cannot be reached.
+    """
+
+    traits = ExecutorTraits(name="ray", places="theirs", queues=True, retries={"lost": 2, "preempted": 2})
+
+    def __init__(self, context: ExecutorContext, config: RayConfig, resources: Resources | None = None) -> None:
+        self._config = config
+        self._resources = resources or Resources()
+        self._ray = connect(config)
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        digest = hashlib.sha256(os.fsencode(context.lab.resolve())).hexdigest()[:12]
+        self._namespace = f"looplab-{digest}-{context.study}"
+        self._slots: dict[str, RaySlot] = {}  # by the name of the slot, or of the actor of an adopted run
+        self._slot_of: dict[str, str] = {}  # run → the key of its slot
+        self._dead: set[str] = set()  # names of actors that are gone; Ray lists them for a while
+        self._lost: dict[str, RayRun] = {}  # runs of dead hosts whose exit is awaited
+        self._events: deque[LaunchEvent] = deque()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="ray", daemon=True)
+        self._thread.start()
+
+    # -- the contract
+
+    def capacity(self, planned: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        have = self._ray.cluster_resources()
+        needs = {"CPU": self._cpus, "GPU": self._resources.devices or 0, **self._config.resources}
+        fits = [int(have.get(name, 0.0) / amount) for name, amount in needs.items() if amount]
+        return planned[: max(1, min(fits))] if fits else planned
+
+    def start(self, spec: LaunchSpec, after: str | None = None) -> None:
+        self.start_all([(spec, after)])
+
+    def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
+        for spec, after in starts:
+            record_dir = _absolute(spec.record_dir or spec.run_dir)
+            with self._lock:
+                if spec.run_id in self._slot_of or spec.run_id in self._lost:
+                    continue
+                ended = read_exit(record_dir, spec.attempt)
+                if ended is not None:
+                    self._tell(Ended(spec.run_id, ended))
+                    continue
+                self._slot_of[spec.run_id] = spec.slot.name
+            env = {**self._env, **spec.env}
+            placed = replace(spec, run_dir=_absolute(spec.run_dir), record_dir=record_dir, env=env)
+            self._inbox.put(lambda placed=placed, after=after: self._hand_over(placed, after))  # type: ignore[misc]
+
+    def cancel(self, run_id: str) -> None:
+        self._inbox.put(lambda: self._cancel(run_id))
+
+    def stop(self, run_id: str, reason: str, grace: float) -> None:
+        self._inbox.put(lambda: self._stop(run_id, reason, grace))
+
+    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None, attempt: int = 1) -> bool:
+        run = RayRun(run_id, _absolute(run_dir), _absolute(record_dir or run_dir), attempt)
+        with self._lock:
+            if run_id in self._slot_of or run_id in self._lost:
+                return True
+            ended = read_exit(run.record_dir, attempt)
+            if ended is not None:
+                self._tell(Ended(run_id, ended))
+                return True
+            noted = read_json(run.record_dir / "job.json") or {}
+            actor = noted.get("actor") if noted.get("attempt", 1) == attempt else None
+            if actor is None and not os.path.lexists(run.record_dir / claim_name(attempt)):
+                return False
+            self._slot_of[run_id] = str(noted.get("slot") or actor)
+        self._inbox.put(lambda: self._take_over(run, str(actor)))
+        return True
+
+    def is_alive(self, run_dir: Path, record_dir: Path | None = None) -> bool:
+        record_dir = record_dir or run_dir
+        attempt = int((read_json(record_dir / "job.json") or {}).get("attempt", 1))
+        return os.path.lexists(record_dir / claim_name(attempt)) and read_exit(record_dir, attempt) is None
+
+    def stop_detached(self, run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
+        waiting = {}
+        for run_dir in run_dirs:
+            record_dir = record_folder(run_dir)
+            attempt = int((read_json(record_dir / "job.json") or {}).get("attempt", 1))
+            if self.is_alive(run_dir, record_dir) and self.adopt(str(run_dir), run_dir, record_dir, attempt):
+                self.stop(str(run_dir), "stop", grace)
+                waiting[str(run_dir)] = run_dir.name
+        stopped, deadline = [], time.monotonic() + grace + STUBBORN_S
+        while waiting and time.monotonic() < deadline:
+            for event in self.poll(0.5):
+                if isinstance(event, Ended | Rejected) and event.run_id in waiting:
+                    stopped.append(waiting.pop(event.run_id))
+        return stopped, list(waiting.values())
+
+    def poll(self, timeout: float) -> list[LaunchEvent]:
+        if not self._events:
+            select.select([self._wake_r], [], [], timeout)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        found = []
+        while self._events:
+            found.append(self._events.popleft())
+        return found
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: `poll` will wake anyway; closed: nobody waits
+            os.write(self._wake_w, b"x")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._inbox.put(None)
+        self._thread.join()
+        self._closed = True
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+
+    # -- the thread
+
+    def _tell(self, event: LaunchEvent) -> None:
+        self._events.append(event)
+        self.wake()
+
+    def _work(self) -> None:
+        check_at = 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                task = self._inbox.get(timeout=CHECK_S)
+                if task is None:
+                    break
+                task()
+            if time.monotonic() >= check_at:
+                self._check()
+                check_at = time.monotonic() + CHECK_S
+        for slot in self._slots.values():
+            if slot.calls:  # they wait in this process until the actor is placed; else the next engine starts them
+                slot.actor.do.remote(slot.calls)
+            slot.actor.leave.remote()
+
+    def _hand_over(self, spec: LaunchSpec, after: str | None) -> None:
+        """Give a run to the actor of its slot."""
+        assert spec.record_dir is not None
+        slot = self._slots.get(spec.slot.name) or self._connect(spec.slot.name)
+        run = RayRun(spec.run_id, spec.run_dir, spec.record_dir, spec.attempt, spec.grace)
+        slot.runs[spec.run_id] = run
+        noted = {"actor": slot.name, "slot": spec.slot.name, "attempt": spec.attempt}
+        try:
+            supervisor.atomic_write(f"{spec.record_dir}/job.json", json.dumps(noted))
+        except OSError as error:
+            now = time.time()
+            why = f"cannot write {spec.record_dir}: {error.strerror}"
+            self._finish(slot, run, Exit(None, reason="not started", message=why, started=now, ended=now))
+            return
+        self._do(slot, ("start", spec.run_id, spec, after))
+
+    def _take_over(self, run: RayRun, actor: str) -> None:
+        """Connect to the actor that has a run of an earlier engine."""
+        key = self._slot_of.get(run.run_id, actor)
+        slot = self._slots.get(key)
+        if slot is None or slot.name != actor:
+            try:
+                handle = self._ray.get_actor(actor, namespace=self._namespace)
+            except ValueError:  # there is none
+                self._lose(run)
+                return
+            if slot is not None:
+                key = self._slot_of[run.run_id] = actor
+            slot = self._slots[key] = RaySlot(actor, handle)
+            self._ask(slot, slot.actor.hello.remote(), self._on_hello)
+        slot.runs[run.run_id] = run
+        self._do(slot, ("adopt", run.run_id, str(run.run_dir), str(run.record_dir), run.attempt))
+
+    def _connect(self, key: str) -> RaySlot:
+        """Return the actor of a slot: that of an earlier engine, or a new one."""
+        known = {slot.name for slot in self._slots.values()} | self._dead
+        for named in self._ray.util.list_named_actors(all_namespaces=True):
+            name = named["name"]
+            if named["namespace"] == self._namespace and name.rpartition("-")[0] == key and name not in known:
+                with contextlib.suppress(ValueError):  # it has ended just now
+                    actor = self._ray.get_actor(name, namespace=self._namespace)
+                    slot = self._slots[key] = RaySlot(name, actor)
+                    self._ask(slot, actor.hello.remote(), self._on_hello)
+                    return slot
+        return self._create(key)
+
+    def _create(self, key: str) -> RaySlot:
+        name = f"{key}-{secrets.token_hex(4)}"  # the old name answers for a while after its node is lost
+        options: dict[str, Any] = {
+            "name": name,
+            "namespace": self._namespace,
+            "lifetime": "detached",
+            "num_cpus": self._cpus,
+            "num_gpus": self._resources.devices or 0,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "runtime_env": self._config.runtime_env or None,
+        }
+        if self._config.resources:
+            options["resources"] = dict(self._config.resources)
+        if self._resources.memory_mb is not None:
+            options["memory"] = self._resources.memory_mb << 20
+        actor = self._ray.remote(Host).options(**options).remote(self._config.idle)
+        slot = self._slots[key] = RaySlot(name, actor)
+        self._ask(slot, actor.hello.remote(), self._on_hello)
+        return slot
+
+    @property
+    def _cpus(self) -> float:
+        return float(self._resources.cores or 1)
+
+    def _ask(self, slot: RaySlot, answer: Any, handle: Callable[[RaySlot, Any], None]) -> None:
+        """Let the thread handle an answer of a host when it comes."""
+
+        def receive(future: Any) -> None:
+            self._inbox.put(lambda: self._on_answer(slot, future, handle))
+
+        answer.future().add_done_callback(receive)
+
+    def _on_answer(self, slot: RaySlot, future: Any, handle: Callable[[RaySlot, Any], None]) -> None:
+        errors = self._ray.exceptions
+        if slot not in self._slots.values():
+            return
+        try:
+            answer = future.result()
+        except errors.ActorUnavailableError:  # it may come back, or turn out to be dead
+            timer = threading.Timer(1.0, lambda: self._inbox.put(lambda: self._ask_again(slot)))
+            timer.daemon = True
+            timer.start()
+            return
+        except Exception as error:  # noqa: BLE001 (whatever it is, the host does not work)
+            self._on_death(slot, str(error).strip().splitlines()[:1])
+            return
+        handle(slot, answer)
+
+    def _ask_again(self, slot: RaySlot) -> None:
+        if slot in self._slots.values():
+            call = slot.actor.take.remote(slot.seq, TAKE_S) if slot.is_ready else slot.actor.hello.remote()
+            self._ask(slot, call, self._on_events if slot.is_ready else self._on_hello)
+
+    def _on_hello(self, slot: RaySlot, answer: tuple[int, str]) -> None:
+        slot.seq, _ = answer
+        slot.is_ready = True
+        self._ask(slot, slot.actor.take.remote(slot.seq, TAKE_S), self._on_events)
+        if slot.calls:
+            slot.actor.do.remote(slot.calls)
+            slot.calls = []
+
+    def _do(self, slot: RaySlot, call: tuple[Any, ...]) -> None:
+        if slot.is_ready:
+            slot.actor.do.remote([call])
+        else:
+            slot.calls.append(call)
+
+    def _on_events(self, slot: RaySlot, events: list[tuple[int, LaunchEvent]]) -> None:
+        if events:
+            slot.seq = events[-1][0]
+        self._ask(slot, slot.actor.take.remote(slot.seq, TAKE_S), self._on_events)
+        for _, event in events:
+            run = slot.runs.get(getattr(event, "run_id", ""))
+            if run is None or (isinstance(event, Ended) and event.exit.attempt != run.attempt):
+                continue
+            if isinstance(event, Started):
+                event = replace(event, place=replace(event.place, job=slot.name))
+            if isinstance(event, Ended):
+                self._finish(slot, run, event.exit)
+            elif isinstance(event, Rejected):
+                self._reject(slot, run, event.holder)
+            else:
+                self._tell(event)
+
+    def _finish(self, slot: RaySlot | None, run: RayRun, exit_: Exit) -> None:
+        self._forget(slot, run)
+        self._tell(Ended(run.run_id, exit_))
+
+    def _reject(self, slot: RaySlot | None, run: RayRun, holder: str | None = None) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(run.record_dir / "job.json")
+        self._forget(slot, run)
+        self._tell(Rejected(run.run_id, holder))
+
+    def _forget(self, slot: RaySlot | None, run: RayRun) -> None:
+        with self._lock:
+            self._slot_of.pop(run.run_id, None)
+            self._lost.pop(run.run_id, None)
+        if slot is not None:
+            slot.runs.pop(run.run_id, None)
+
+    def _find(self, run_id: str) -> tuple[RaySlot, RayRun] | None:
+        slot = self._slots.get(self._slot_of.get(run_id, ""))
+        return (slot, slot.runs[run_id]) if slot is not None and run_id in slot.runs else None
+
+    def _cancel(self, run_id: str) -> None:
+        found = self._find(run_id)
+        if found is None:
+            return
+        slot, run = found
+        if not slot.is_ready and any(call[:2] == ("start", run_id) for call in slot.calls):
+            slot.calls = [call for call in slot.calls if call[1] != run_id]
+            self._reject(slot, run)
+        else:
+            self._do(slot, ("cancel", run_id))
+
+    def _stop(self, run_id: str, reason: str, grace: float) -> None:
+        if run_id in self._lost:
+            self._lost[run_id].stop = reason
+        found = self._find(run_id)
+        if found is None:
+            return
+        slot, run = found
+        run.stop, run.grace = run.stop or reason, grace
+        if not slot.is_ready and any(call[:2] == ("start", run_id) for call in slot.calls):
+            slot.calls = [call for call in slot.calls if call[1] != run_id]
+            claimed = supervisor.claim(str(run.record_dir / claim_name(run.attempt)))
+            now = time.time()
+            ended = Exit(None, reason=reason, message="stopped while queued", ended=now, attempt=run.attempt)
+            if claimed:
+                text = {"code": None, "signal": None, "reason": reason, "message": ended.message, "ended": now}
+                supervisor.atomic_write(
+                    str(run.record_dir / "exit.json"), json.dumps(supervisor.with_attempt(text, run.attempt))
+                )
+            self._finish(slot, run, ended)
+        else:
+            self._do(slot, ("stop", run_id, reason, grace))
+
+    def _on_death(self, slot: RaySlot, why: list[str]) -> None:
+        """The actor of a slot is gone, and its runs with it; the next start makes a new one."""
+        for key in [key for key, one in self._slots.items() if one is slot]:
+            del self._slots[key]
+        self._dead.add(slot.name)
+        waiting = {call[1] for call in slot.calls if call[0] == "start"}
+        for run in list(slot.runs.values()):
+            if run.run_id in waiting:  # it was never handed over
+                self._reject(slot, run)
+            else:
+                self._lose(run)
+
+    def _lose(self, run: RayRun) -> None:
+        """Await the exit of a run whose host is dead; see `_check`."""
+        run.over_at = time.monotonic()
+        with self._lock:
+            self._lost[run.run_id] = run
+
+    def _kill(self, slot: RaySlot) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.kill(slot.actor, no_restart=True)
+
+    def _check(self) -> None:
+        """Settle the runs of dead hosts, and let hosts that wait for resources have those of idle ones."""
+        now = time.monotonic()
+        for run in list(self._lost.values()):
+            assert run.over_at is not None
+            ended = read_exit(run.record_dir, run.attempt)
+            if ended is not None:
+                self._finish(None, run, ended)
+            elif not os.path.lexists(run.record_dir / claim_name(run.attempt)):
+                if now > run.over_at + SETTLE_S:
+                    self._reject(None, run)
+            elif now > run.over_at + run.grace + SETTLE_S:
+                why = "the node that it was on was lost"
+                exit_ = Exit(None, reason=run.stop or "lost", message=why, ended=time.time(), attempt=run.attempt)
+                self._finish(None, run, exit_)
+        waiting = [slot for slot in self._slots.values() if not slot.is_ready and now > slot.since + PLACE_S]
+        idle = [(key, slot) for key, slot in self._slots.items() if slot.is_ready and not slot.runs]
+        for slot, (key, spare) in zip(waiting, idle, strict=False):
+            del self._slots[key]
+            self._dead.add(spare.name)
+            self._kill(spare)
+            slot.since = now
+        for slot in waiting:
+            if not slot.told:
+                slot.told = True
+                for run_id in slot.runs:
+                    self._tell(Queued(run_id, slot.name, "its actor is not placed yet"))
+
+
+def connect(config: RayConfig) -> Any:
+    """Connect this process to a Ray cluster, and return the module.
+
+    Raises:
+        LabError: Ray is not installed, or the cluster cannot be reached.
+    """
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise LabError("the executor ray needs Ray", hint="pip install 'looplab[ray]'") from error
+    if ray.is_initialized():
+        return ray
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        ray.init(address=config.address, log_to_driver=False, configure_logging=False)
+    except Exception as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise LabError(
+            f"cannot connect to the Ray cluster at {config.address}: {why}",
+            hint="start one with `ray start --head`, or set executor.ray.address",
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():  # Ray's own would end the engine at once
+                signal.signal(number, handler)
+    return ray
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))

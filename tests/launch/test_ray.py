@@ -1,0 +1,209 @@
+"""Runs on a real Ray cluster of three nodes on loopback: the contract, lost nodes, and engines that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import PATIENCE_S
+from tests.loop.killing import RUNS, check_nothing_lost, make_lab
+
+from looplab.config.lab import RayConfig
+from looplab.launch.base import Ended, Executor, ExecutorContext, LaunchEvent, LaunchSpec, Resources, Slot, Started
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+from looplab.testing.executors import GATED, ExecutorContract
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+
+COMMAND = Path(sys.executable).with_name("looplab")
+
+
+class SmallCluster:
+    """A head without cores, and two nodes with eight cores and four devices that do not exist."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.nodes = [self.add() for _ in range(2)]
+        ray.init(address=self.cluster.address, log_to_driver=False)
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=8, num_gpus=4)
+
+    def lose(self) -> None:
+        """Kill a node, and replace it by a new one."""
+        self.cluster.remove_node(self.nodes.pop(0), allow_graceful=False)
+        self.nodes.append(self.add())
+
+    def close(self) -> None:
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SmallCluster]:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    try:
+        cluster = SmallCluster()
+    except Exception as error:
+        pytest.skip(f"Ray does not start here: {error}")
+    yield cluster
+    cluster.close()
+
+
+def make(cluster: SmallCluster, lab: Path, resources: Resources | None = None) -> Executor:
+    from looplab.launch.ray import RayExecutor
+
+    return RayExecutor(ExecutorContext(lab, "s"), RayConfig(address=cluster.address, idle=5.0), resources)
+
+
+class TestRayExecutor(ExecutorContract):
+    patience_s = PATIENCE_S
+
+    @pytest.fixture(autouse=True)
+    def _on(self, cluster: SmallCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.cluster, self.lab = cluster, tmp_path_factory.getbasetemp()
+
+    def make_executor(self) -> Executor:
+        return make(self.cluster, self.lab)
+
+
+def spec(folder: Path, run_id: str, argv: list[str], slot: str = "ray0", attempt: int = 1) -> LaunchSpec:
+    (folder / run_id).mkdir(exist_ok=True)
+    return LaunchSpec(run_id, folder / run_id, argv, argv[0], folder, Slot(slot, fixed=False), attempt=attempt)
+
+
+def collect(executor: Executor, kind: type, count: int) -> dict[str, Any]:
+    """Return the events of a kind by run, once there are those of so many runs."""
+    found: dict[str, LaunchEvent] = {}
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {found} came"
+        found |= {event.run_id: event for event in executor.poll(1.0) if isinstance(event, kind)}  # type: ignore[attr-defined]
+    return found
+
+
+def test_the_devices_of_a_run_are_those_that_ray_assigns(cluster: SmallCluster, tmp_path: Path) -> None:
+    executor = make(cluster, tmp_path, Resources(devices=2))
+    argv = ["/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES = $LOOPLAB_DEVICES = {looplab.devices}; sleep 0.5"]
+    for name in ("ray0", "ray1"):
+        executor.start(spec(tmp_path, name, argv, name))
+    started = collect(executor, Started, 2)
+    collect(executor, Ended, 2)
+    for name, event in started.items():
+        shown = (tmp_path / name / "train.log").read_text().strip().split(" = ")
+        assert set(shown) == {",".join(event.place.devices)}
+        assert len(event.place.devices) == 2
+        assert event.place.job.startswith(name)
+    executor.close()
+
+
+def test_a_run_on_a_lost_node_is_lost_and_its_next_attempt_continues_elsewhere(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
+    executor = make(cluster, tmp_path)
+    trace, go = tmp_path / "trace", tmp_path / "go"
+    argv = [sys.executable, "-I", "-S", "-c", GATED, str(trace), str(go), "0"]
+    names = [f"ray{n}" for n in range(8)]  # more than Ray packs on one node
+    for name in names:
+        executor.start(spec(tmp_path, name, argv, name))
+    collect(executor, Started, len(names))
+    cluster.lose()
+    run_id, ended = next(iter(collect(executor, Ended, 1).items()))
+    assert ended.exit.is_lost
+    executor.start(spec(tmp_path, run_id, argv, run_id, attempt=2))
+    collect(executor, Started, 1)
+    go.touch()
+    last = collect(executor, Ended, 1)
+    while run_id not in last:
+        last |= collect(executor, Ended, 1)
+    assert (last[run_id].exit.code, last[run_id].exit.reason, last[run_id].exit.attempt) == (0, None, 2)
+    executor.close()
+
+
+def ray_lab(cluster: SmallCluster, folder: Path, seconds: float) -> Path:
+    """A study of 40 runs in eight slots of the cluster; each notes that it was executed, and takes so many seconds."""
+    make_lab(folder)
+    trainer = folder / "train.py"
+    trainer.write_text(trainer.read_text().replace("0.02 + x % 5 * 0.02", str(seconds)))
+    config = folder / "lab.yaml"
+    options = f"executor: {{ray: {{address: '{cluster.address}', idle: 5s}}}}\n"
+    config.write_text(config.read_text().replace("count: 2", "count: 8") + options)
+    return folder
+
+
+def start_engine(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    log = open(folder / "engine.log", "ab")  # noqa: SIM115 (the engine has it)
+    return subprocess.Popen([COMMAND, *words, "--lab", str(folder)], stdout=log, stderr=log)
+
+
+def executed(folder: Path) -> list[str]:
+    path = folder / "executed"
+    return path.read_text().split() if path.exists() else []
+
+
+def until(condition: Any, engine: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and engine.poll() is None:
+        assert time.monotonic() < deadline, "this never came true"
+        time.sleep(0.01)
+
+
+def test_a_node_that_is_lost_in_the_middle_of_a_study_costs_no_run(cluster: SmallCluster, tmp_path: Path) -> None:
+    folder = ray_lab(cluster, tmp_path / "lab", seconds=1.0)
+    engine = start_engine(folder, "run", "--runs", str(RUNS))
+    until(lambda: len(executed(folder)) >= 12, engine)
+    cluster.lose()
+    assert engine.wait(PATIENCE_S) in (0, 1), (folder / "engine.log").read_text()
+    runs = StudyLedger(Ledger(folder / ".looplab/ledger.db"), "killed").runs()
+    assert len(runs) == RUNS
+    assert {run.status for run in runs} == {"ok", "failed"}  # those that fail by themselves, and no others
+    assert sum(run.status == "failed" for run in runs) == 4
+    for run_id, times in Counter(executed(folder)).items():
+        attempts = list((folder / "outputs/killed" / run_id / "record").glob("attempt-*"))
+        assert times <= 1 + len(attempts), f"{run_id} was started {times} times in {1 + len(attempts)} attempts"
+    assert set(executed(folder)) == {run.id for run in runs}
+
+
+def kill_engines(cluster: SmallCluster, folder: Path, kills: int, seed: int) -> None:
+    ray_lab(cluster, folder, seconds=0.3)
+    chance = random.Random(seed)
+    words: tuple[str, ...] = ("run", "--runs", str(RUNS))
+    for _ in range(kills):
+        engine = start_engine(folder, *words)
+        count = len(executed(folder))
+        until(lambda count=count: len(executed(folder)) > count, engine)  # it is at work
+        time.sleep(chance.uniform(0.0, 0.4))
+        engine.send_signal(signal.SIGKILL)
+        engine.wait()
+        words = ("resume",)
+    engine = start_engine(folder, *words)
+    assert engine.wait(PATIENCE_S) in (0, 1), (folder / "engine.log").read_text()
+    check_nothing_lost(folder)
+
+
+def test_an_engine_that_is_killed_loses_no_run_and_starts_none_twice(cluster: SmallCluster, tmp_path: Path) -> None:
+    kill_engines(cluster, tmp_path / "lab", kills=3, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(10))
+def test_engines_are_killed_fifty_times(cluster: SmallCluster, tmp_path: Path, seed: int) -> None:
+    kill_engines(cluster, tmp_path / "lab", kills=5, seed=100 + seed)

@@ -137,14 +137,16 @@ def test_a_run_on_a_lost_node_is_lost_and_its_next_attempt_continues_elsewhere(
     executor.close()
 
 
-def ray_lab(cluster: SmallCluster, folder: Path, seconds: float) -> Path:
-    """A study of 40 runs in eight slots of the cluster; each notes that it was executed, and takes so many seconds."""
+def ray_lab(cluster: SmallCluster, folder: Path, seconds: float, slots: int) -> Path:
+    """A study of 40 runs, each of which notes that it was executed, and takes so many seconds."""
     make_lab(folder)
     trainer = folder / "train.py"
     trainer.write_text(trainer.read_text().replace("0.02 + x % 5 * 0.02", str(seconds)))
     config = folder / "lab.yaml"
     options = f"executor: {{ray: {{address: '{cluster.address}', idle: 5s}}}}\n"
-    config.write_text(config.read_text().replace("count: 2", "count: 8") + options)
+    config.write_text(
+        config.read_text().replace("count: 2", f"count: {slots}").replace("round_size: 7\n", "") + options
+    )
     return folder
 
 
@@ -166,7 +168,7 @@ def until(condition: Any, engine: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_node_that_is_lost_in_the_middle_of_a_study_costs_no_run(cluster: SmallCluster, tmp_path: Path) -> None:
-    folder = ray_lab(cluster, tmp_path / "lab", seconds=1.0)
+    folder = ray_lab(cluster, tmp_path / "lab", seconds=3.0, slots=12)  # each node has room for eight
     engine = start_engine(folder, "run", "--runs", str(RUNS))
     until(lambda: len(executed(folder)) >= 12, engine)
     cluster.lose()
@@ -179,10 +181,11 @@ def test_a_node_that_is_lost_in_the_middle_of_a_study_costs_no_run(cluster: Smal
         attempts = list((folder / "outputs/killed" / run_id / "record").glob("attempt-*"))
         assert times <= 1 + len(attempts), f"{run_id} was started {times} times in {1 + len(attempts)} attempts"
     assert set(executed(folder)) == {run.id for run in runs}
+    assert list((folder / "outputs/killed").glob("*/record/attempt-2"))  # some were on that node
 
 
 def kill_engines(cluster: SmallCluster, folder: Path, kills: int, seed: int) -> None:
-    ray_lab(cluster, folder, seconds=0.3)
+    ray_lab(cluster, folder, seconds=0.3, slots=4)
     chance = random.Random(seed)
     words: tuple[str, ...] = ("run", "--runs", str(RUNS))
     for _ in range(kills):

@@ -21,7 +21,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,10 +129,7 @@ class RayExecutor:
     # -- the contract
 
     def capacity(self, planned: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        have = self._ray.cluster_resources()
-        needs = {"CPU": self._cpus, "GPU": self._resources.devices or 0, **self._config.resources}
-        fits = [int(have.get(name, 0.0) / amount) for name, amount in needs.items() if amount]
-        return planned[: max(1, min(fits))] if fits else planned
+        return planned[: max(1, self._fitting(self._ray.cluster_resources()))]
 
     def start(self, spec: LaunchSpec, after: str | None = None) -> None:
         self.start_all([(spec, after)])
@@ -311,6 +308,11 @@ class RayExecutor:
     def _cpus(self) -> float:
         return float(self._resources.cores or 1)
 
+    def _fitting(self, have: Mapping[str, float]) -> int:
+        """Return how many slots these resources are enough for."""
+        needs = {"CPU": self._cpus, "GPU": self._resources.devices or 0, **self._config.resources}
+        return min(int(have.get(name, 0.0) / amount) for name, amount in needs.items() if amount)
+
     def _ask(self, slot: RaySlot, answer: Any, handle: Callable[[RaySlot, Any], None]) -> None:
         """Let the thread handle an answer of a host when it comes."""
 
@@ -463,7 +465,10 @@ class RayExecutor:
                 exit_ = Exit(None, reason=run.stop or "lost", message=why, ended=time.time(), attempt=run.attempt)
                 self._finish(None, run, exit_)
         waiting = [slot for slot in self._slots.values() if not slot.is_ready and now > slot.since + PLACE_S]
-        idle = [(key, slot) for key, slot in self._slots.items() if slot.is_ready and not slot.runs]
+        if not waiting:
+            return
+        is_full = self._fitting(self._ray.available_resources()) == 0  # else its actor is just starting
+        idle = [(key, slot) for key, slot in self._slots.items() if slot.is_ready and not slot.runs and is_full]
         for slot, (key, spare) in zip(waiting, idle, strict=False):
             del self._slots[key]
             self._dead.add(spare.name)

@@ -32,7 +32,7 @@ Runs = Annotated[int | None, typer.Option("--runs", min=1, help="Runs in total; 
 Continuous = Annotated[bool, typer.Option("--continuous", help="A free slot gets the next proposal at once.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.")]
 ExecutorOption = Annotated[
-    str | None, typer.Option("--executor", help="Where runs are started: local, slurm, or the name of a plug-in.")
+    str | None, typer.Option("--executor", help="Where runs are started: local, slurm, ray, or the name of a plug-in.")
 ]
 Gpus = Annotated[list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.")]
 Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Also use devices that others use.")]

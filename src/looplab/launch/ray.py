@@ -43,7 +43,7 @@ from looplab.launch.base import (
     Started,
     claim_name,
 )
-from looplab.launch.local import read_exit, read_json
+from looplab.launch.local import Where, is_running, read_exit, read_json, read_process, where_is
 from looplab.launch.ray_host import Host
 from looplab.runs.folder import record_folder
 
@@ -460,7 +460,7 @@ class RayExecutor:
             elif not os.path.lexists(run.record_dir / claim_name(run.attempt)):
                 if now > run.over_at + SETTLE_S:
                     self._reject(None, run)
-            elif now > run.over_at + run.grace + SETTLE_S:
+            elif now > run.over_at + run.grace + SETTLE_S and not _is_alive_here(run):
                 why = "the node that it was on was lost"
                 exit_ = Exit(None, reason=run.stop or "lost", message=why, ended=time.time(), attempt=run.attempt)
                 self._finish(None, run, exit_)
@@ -508,6 +508,13 @@ def connect(config: RayConfig) -> Any:
             for number, handler in handlers.items():  # Ray's own would end the engine at once
                 signal.signal(number, handler)
     return ray
+
+
+def _is_alive_here(run: RayRun) -> bool:
+    """Return whether processes of a run are alive on this machine, as those of a local executor may be."""
+    process = read_process(run.record_dir, run.attempt)
+    is_here = process is not None and where_is(process, run.record_dir) is Where.HERE
+    return is_here and is_running(run.run_dir, run.record_dir)
 
 
 def _absolute(path: Path) -> Path:

@@ -16,9 +16,11 @@ problems, five of TUNING, looplab's TPE (`tpe`), `rules` (steps around the best 
 are compared too. Three of these have a constraint that the guard knows. Only Optuna of the other tools is used there: a
 draw that breaks the constraint is a run like any other, or costs nothing (`optuna_free`).
 
-Regret: the noise-free value of the run that looked best so far, minus the optimum (for trainings: minus the best value
-that anybody found), averaged over seeds. Regrets below a hundredth of what 20 random runs leave count as that: nobody
-cares about the rest, and a logarithm would care about nothing else. A ratio of two ways is the geometric mean, over the
+Regret: the noise-free value of the config that a way names as the best (of the run that looked best so far; for
+`search`, which repeats some runs, the config that its model believes in), minus the optimum (for trainings: minus the
+best value that anybody found), averaged over seeds. Regrets below a hundredth of what 20 random runs leave count as
+that: nobody cares about the rest, and a logarithm would care about nothing else. A ratio of two ways is the geometric
+mean, over the
 problems, of the ratio of these regrets, on the seeds that both have; below 1 is better. Its interval is from drawing
 the problems and their seeds again, 1,000 times. `best_peer` is the best one of the other tools on each problem, known
 in hindsight. "After t s" compares what two ways have found when each has used t seconds of CPU of its own, at most 60
@@ -89,6 +91,8 @@ FIRST_SEED = 7000
 RUNS = {"sequential": 60, "batch": 64}
 BATCH = {"sequential": 1, "batch": 8}
 MODES = tuple(RUNS)
+BELIEF_EVERY = 4
+"""Runs after which it is asked which config the model believes in."""
 FLOOR = 0.01
 """Regret that counts as none, as a share of what 20 random runs leave."""
 SECONDS = (0.3, 1.0, 3.0, 10.0, 30.0)
@@ -104,6 +108,8 @@ class Trace:
 
     runs: list[tuple[float | None, Config]] = field(default_factory=list)
     """What each run measured (None: it crashed, or breaks the known constraint), and its config."""
+    named: dict[int, Config] = field(default_factory=dict)
+    """The config that the way names as the best after so many runs, if that is not the one of the best run."""
     cpu: list[float] = field(default_factory=list)
     """The CPU seconds that the way had used when it proposed each run."""
 
@@ -154,6 +160,7 @@ class Lab:
         while len(self.trace.runs) < runs:
             planned = [] if self.trace.runs else [self._plan(self.base, None, "base", None, "base")]
             room = min(batch, runs - len(self.trace.runs))
+            planned += self._repeat(proposer)
             while len(planned) < room:
                 new = self._propose(proposer, room - len(planned))
                 if not new:
@@ -163,6 +170,19 @@ class Lab:
                 return  # nothing left to try
             for run, config in planned:
                 self._end(run, config)
+            if isinstance(proposer, SearchProposer) and len(self.trace.runs) % BELIEF_EVERY == 0:
+                belief = proposer.believe(self.study)
+                if belief is not None:
+                    self.trace.named[len(self.trace.runs)] = self._config(belief.best[0].run)
+
+    def _repeat(self, proposer: Proposer) -> list[tuple[str, Config]]:
+        """Return the config that the model believes in as a planned run, if it is due to be repeated."""
+        if not isinstance(proposer, SearchProposer):
+            return []
+        used = time.process_time()
+        best = proposer.repeat_due(self.study)
+        self.cpu += time.process_time() - used
+        return [] if best is None else [self._plan(self._config(best.run), None, "search", best.run, "replicate")]
 
     def close(self) -> None:
         self.ledger.close()
@@ -427,9 +447,11 @@ class Curve:
     """What a study found."""
 
     values: list[float]
-    """The noise-free value of the best-looking run, after each run."""
+    """The noise-free value of the config that the way names as the best, after each run."""
     cpu: list[float]
     """CPU seconds of the way at each run."""
+    lucky: list[float] = field(default_factory=list)
+    """`values` as if the way named the config of the run that looked best."""
 
 
 def perform(task: Task, root: Path) -> Curve | str:
@@ -443,13 +465,17 @@ def perform(task: Task, root: Path) -> Curve | str:
             raise
         return f"{type(error).__name__}: {error}"
     values: list[float] = []
+    lucky: list[float] = []
     best, config = math.inf, problem.base(task.seed)
-    for value, tried in trace.runs:
+    named: Config | None = None
+    for n, (value, tried) in enumerate(trace.runs, 1):
         if value is not None and value < best:
             best, config = value, tried
-        values.append(problem.truth(config))
+        named = trace.named.get(n, named)
+        lucky.append(problem.truth(config))
+        values.append(lucky[-1] if named is None else problem.truth(named))
     missing = runs - len(values)  # a way that had nothing left to try stays where it is
-    return Curve(values + values[-1:] * missing, trace.cpu + trace.cpu[-1:] * missing)
+    return Curve(values + values[-1:] * missing, trace.cpu + trace.cpu[-1:] * missing, lucky + lucky[-1:] * missing)
 
 
 class Kept:

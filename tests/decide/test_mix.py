@@ -269,3 +269,23 @@ def test_the_weights_and_the_choice_are_recorded(study: StudyLedger) -> None:
     assert event.data["weights"]["a"] > event.data["weights"]["b"]
     assert event.data["chosen"] == dict(Counter(p.proposer for p in proposals))
     assert study.ledger.first_broken_link() is None
+
+
+def test_an_agent_makes_at_most_three_of_ten_proposals_until_it_has_earned_more() -> None:
+    from looplab.decide.mix import AGENT_SHARE, MIN_DECIDED, Credit, _is_capped
+
+    def made(mean: float, weight: float, kept: int) -> Credit:
+        return Credit(proposals=9, kept=kept, partial=0, discarded=2, crashed=0, waiting=0, good=kept, bad=2, mean=mean,
+                      weight=weight)  # fmt: skip
+
+    equal = {"agent": made(0.5, 0.5, MIN_DECIDED), "search": made(0.5, 0.5, 0)}
+    poor = {"agent": made(0.2, 0.3, MIN_DECIDED), "search": made(0.5, 0.7, 0)}
+    young = {"agent": made(0.9, 0.8, 1), "search": made(0.2, 0.2, 0)}
+    for credits in (poor, young):
+        window: list[str] = []
+        for _ in range(40):
+            window.append("search" if _is_capped("agent", window[-9:], credits) else "agent")
+        assert max(window[i : i + 10].count("agent") for i in range(31)) <= 10 * AGENT_SHARE
+        assert window.count("agent") >= 10
+    assert not _is_capped("agent", ["search", "agent", "search"] * 3, equal)
+    assert not _is_capped("search", ["search"] * 9, equal)

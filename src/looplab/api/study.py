@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
+from looplab.decide.belief import StudyBelief, recorded_belief
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, open_for_reading
 from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.events import EngineEvent, Listener
+from looplab.loop.flags import best_run
 from looplab.loop.session import Session, SessionResult, check_study, options_to_resume, relative_to_lab, stop_study
 from looplab.loop.setup import RunOptions, Setup
 from looplab.runs import folder
@@ -131,8 +133,25 @@ class Study:
 
     @property
     def best(self) -> Run | None:
-        """The champion if the study has a judge, else the run with the best objective, which is only a hint."""
+        """The champion if the study has a judge; else a run of the config that the model of the search believes in (see
+        `belief`); without a model, the run with the best objective, which is only a hint."""
         return self._read(lambda record: self._optional(record.best()), None)
+
+    @property
+    def luckiest(self) -> Run | None:
+        """The run with the best objective, without regard to noise; None if nothing was measured."""
+
+        def find(record: StudyLedger) -> Run | None:
+            best = record.best()
+            return self._optional(best_run(self._config, record, best.conditions, self.folder)) if best else None
+
+        return self._read(find, None)
+
+    @property
+    def belief(self) -> StudyBelief | None:
+        """What the model of the search believes: best configs with mean and standard deviation, what matters, what is
+        uncertain, what fails; None if the study has no search, or too few runs."""
+        return self._read(recorded_belief, None)
 
     @property
     def champion(self) -> Run | None:

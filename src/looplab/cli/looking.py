@@ -88,6 +88,14 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                 f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}"
                 + (f" (ties by {ties['metric']} = {output.number(ties['best'])})" if ties else "")
             )
+            luckiest = facts["luckiest"]
+            if luckiest and luckiest["id"] != best["id"]:
+                output.say(f"  luckiest run: {luckiest['id']} with {output.number(luckiest['objective'])}")
+        if facts["belief"]:
+            from looplab.decide.belief import StudyBelief, describe_best
+
+            belief = StudyBelief.from_dict(facts["belief"])
+            output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
                 f"  {facts['not_comparable']} run(s) were measured with a different objective than lab.yaml's: "
@@ -188,7 +196,7 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
     metric = study.objective.metric if study.objective else None
     facts: dict[str, Any] = {"study": study.name, "engine": None, "metric": metric, "counts": {}, "best": None}
     facts["not_comparable"] = 0
-    facts["judge"] = None
+    facts["judge"] = facts["belief"] = facts["luckiest"] = None
     then = study.objective.then if study.objective else None
     facts["tie_break"] = {**then.model_dump(), "best": None} if then else None
     if ledger is None:
@@ -207,6 +215,15 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
         from looplab.measure.run_metrics import tie_break_value
 
         facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.name) / best.id)
+    if record.last_event("belief"):
+        from looplab.decide.belief import recorded_belief
+        from looplab.loop.flags import best_run
+
+        belief = recorded_belief(record)
+        facts["belief"] = belief.to_dict() if belief is not None else None
+        if belief is not None and best is not None and study.judge is None:
+            luckiest = best_run(study, record, best.conditions, study_folder(lab, study.name))
+            facts["luckiest"] = asdict(luckiest) if luckiest is not None else None
     judged = _judged(study, record)
     totals = record.totals()
     running = record.runs(state="running")
@@ -300,8 +317,20 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     about = run_folder.read_json(run_dir, "run.json")
     point = _point_of(context.record, run)
     evidence = context.record.verdicts().get(point.run.id if point else run.id)
+    from looplab.decide.belief import recorded_belief
+
+    belief = recorded_belief(context.record)
+    ids = {one.id for one in point.runs} if point else {run.id}
+    believed = next((one for one in belief.best if one.run in ids), None) if belief is not None else None
     if json:
-        payload = {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
+        payload: dict[str, Any] = {
+            "run": asdict(run),
+            "folder": str(run_dir),
+            "about": about,
+            "changes": changes,
+            "summary": summary,
+        }
+        payload["belief"] = asdict(believed) if believed is not None else None
         output.print_json({**payload, "verdict": evidence, "point": _point_as_dict(point) if point else None})
         return
     when = _when(run.created)
@@ -318,6 +347,9 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         output.say(f"  {_repeats(run)}, seed {run.seed}")
     if point is not None and len(point.runs) > 1:
         output.say(f"  {point.run.id} over all its seeds: {point.shown}")
+    if believed is not None and belief is not None:
+        rank = ", the best of all configs" if believed is belief.best[0] else ""
+        output.say(f"  the model believes: {believed.mean:.5g} ± {believed.sd:.2g}{rank}")
     if evidence is not None:
         of = f" of {point.run.id}" if point and point.run.id != run.id else ""
         output.say(f"  verdict{of}: {evidence['verdict']}. {evidence['why']}")

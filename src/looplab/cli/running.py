@@ -21,6 +21,7 @@ from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent
+from looplab.loop.flags import best_run
 from looplab.loop.lock import engine_pid
 from looplab.loop.outcome import Ending, Outcome
 from looplab.loop.session import (
@@ -259,7 +260,16 @@ def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str,
         else:
             output.say(f"champion: {judged.champion}, {judged.standing}   {outputs / judged.champion}")
     elif best is not None:
-        output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
+        from looplab.decide.belief import describe_best, recorded_belief
+
+        belief = recorded_belief(record)
+        if belief is not None and setup.study.objective is not None and belief.best[0].run == best.id:
+            output.say(f"{describe_best(belief, setup.study.objective.metric)}   {outputs / best.id}")
+            luckiest = best_run(setup.study, record, best.conditions, outputs)
+            if luckiest is not None and luckiest.id != best.id:
+                output.say(f"the luckiest run: {luckiest.id} with {output.number(luckiest.objective)}")
+        else:
+            output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
     output.say(f"report: {outputs / 'report.html'}")
 

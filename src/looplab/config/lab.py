@@ -245,6 +245,14 @@ class TieBreak(Section):
     at: At = "last"
 
 
+class FurtherObjective(TieBreak):
+    """A metric that is optimised beside the objective."""
+
+    price: float | None = Field(None, gt=0)
+    """What one unit of this metric is worth in units of the objective: the trade-off that is judged; None: none is
+    chosen, and the search looks for the whole Pareto front."""
+
+
 class ObjectiveConfig(Section):
     """The metric that the study optimises."""
 
@@ -252,12 +260,29 @@ class ObjectiveConfig(Section):
     goal: Literal["max", "min"]
     at: At = "last"
     then: TieBreak | None = None
+    pareto: list[FurtherObjective] = Field(default_factory=list)
+    """Further objectives."""
 
     @model_validator(mode="after")
     def _another_metric(self) -> ObjectiveConfig:
         if self.then is not None and self.then.metric == self.metric:
             raise ValueError("then: the tie-break must be a different metric than the objective")
+        names = [self.metric, *(one.metric for one in self.pareto)]
+        if len({*names}) < len(names):
+            raise ValueError("pareto: every objective must be a different metric")
+        if self.is_priced and any(one.price is None for one in self.pareto):
+            raise ValueError("pareto: give every further objective a price, or none")
         return self
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether the objective is a trade-off: the metric, and further ones at their price."""
+        return any(one.price is not None for one in self.pareto)
+
+    @property
+    def targets(self) -> tuple[TieBreak | ObjectiveConfig, ...]:
+        """All metrics that it is made of, the objective last."""
+        return (*self.pareto, *((self.then,) if self.then is not None else ()), self)
 
 
 class NormaliseConfig(Section):
@@ -311,6 +336,13 @@ class SearchConfig(Section):
     seed: int = 0
     startup: int | None = Field(None, ge=1)
     """Measured runs before the sampler relies on its model; None: the sampler's default."""
+    cost: str | None = None
+    """`auto`: divide the expected improvement by what the run is predicted to cost: `seconds`, or the last value of a
+    metric that the trainer logs, such as its dollars; None: all runs cost the same."""
+    transfer: bool = True
+    """`auto`: learn from earlier studies of the lab with the same knobs and the same objective."""
+    repeat_share: float = Field(0.1, ge=0, le=0.5)
+    """`auto`, without a judge: the largest share of runs that repeat the config that the model believes in."""
     fidelity: FidelityConfig | None = None
     """Stops runs at rungs and continues the promising ones; None: every run is trained to its end."""
 
@@ -1001,15 +1033,13 @@ class StudyConfig(Section):
     @property
     def goals(self) -> dict[str, Literal["max", "min"]]:
         """Direction of each metric for which the lab file names one."""
-        objective = self.objective
-        targets = [target for target in (objective and objective.then, objective) if target is not None]
+        targets = self.objective.targets if self.objective is not None else ()
         return {**self.measure.goals, **{target.metric: target.goal for target in targets}}
 
     @property
     def last_values(self) -> int:
         """Number of last values of a metric that the objective and its tie-break are computed from."""
-        objective = self.objective
-        return max([1, *(parse_at(t.at) or 1 for t in (objective, objective and objective.then) if t is not None)])
+        return max([1, *(parse_at(target.at) or 1 for target in (self.objective.targets if self.objective else ()))])
 
     @property
     def judge_rule(self) -> Literal["test", "mean", "ratchet", "deterministic"] | None:
@@ -1051,6 +1081,9 @@ class StudyConfig(Section):
         tie_break = self.objective.then if self.objective is not None else None
         if tie_break is not None and self.holdout is not None and self.holdout.metric == tie_break.metric:
             raise ValueError("the held-out metric is hidden, so it cannot break ties")
+        further = {one.metric for one in self.objective.pareto} if self.objective is not None else set()
+        if self.holdout is not None and self.holdout.metric in further:
+            raise ValueError("the held-out metric is hidden, so it cannot be one of the objectives")
         return self
 
 

@@ -18,9 +18,10 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from looplab.agents.account import Account, Allowance
 from looplab.agents.base import AgentSession, Answer, Limits, Summary
@@ -29,10 +30,11 @@ from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
 from looplab.agents.process import kill_marked
 from looplab.agents.run import check_spec, new_log, run_agent, spec_of
-from looplab.config.edits import edits_from_partial, parse_edit
+from looplab.config.edits import Op, edits_from_partial, parse_edit
 from looplab.config.files import write_atomic
 from looplab.config.lab import AgentConfig, StudyConfig
 from looplab.decide.base import Proposal, Proposer, ask, describe_error, is_environmental
+from looplab.decide.belief import describe
 from looplab.decide.history import History
 from looplab.decide.prompt import SCHEMA, notes_section, read_template, render_prompt
 from looplab.errors import LabError
@@ -44,11 +46,14 @@ from looplab.runs import clock
 from looplab.runs.redact import redact_data, redact_proposal, redact_text, remember
 from looplab.untrusted import MAX_TEXT, UntrustedError, clean_line, load_json, mend, mend_text, read_bounded
 
+if TYPE_CHECKING:
+    from looplab.decide.search import SearchProposer
+
 NAME = "agent"
 EMPTY = b"{}\n"
 """Content of a cleared answer file."""
 _BLOCK = re.compile(r"```(?:json)?[^\S\n]*+\n(.*?)```", re.DOTALL)
-KEYS = {"edits", "reason", "hypothesis", "parent"}
+KEYS = {"edits", "reason", "hypothesis", "parent", "region"}
 MAX_ANSWER = 1_000_000
 """Maximum size of an answer file, in bytes."""
 MAX_REASON = 300
@@ -79,6 +84,8 @@ class DraftProposal:
     reason: str = ""
     hypothesis: str = ""
     parent: str = ""
+    region: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Ranges or choices of knobs in which the search chooses the point; empty: the edits say everything."""
 
 
 @dataclass(slots=True)
@@ -132,6 +139,7 @@ class AgentProposer:
         check: Check | None = None, report: Report = lambda call, why, outcome: None,
         stand_in: Callable[[], Proposer | None] = lambda: None,
         tell: Callable[[str, str], None] = lambda kind, text: None,
+        search: Callable[[], SearchProposer | None] = lambda: None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -141,6 +149,8 @@ class AgentProposer:
             report: Called for every failed call and every refused answer.
             stand_in: Returns the proposer that takes over after the agent gave up; None if there is none.
             tell: Called with a kind (`note` or `alarm`) and a sentence about files that were changed.
+            search: Returns a search over the knobs, whose model the agent sees and which fills regions; None if there
+                is none.
         """
         self.problem: str | None = None
         self.failure: str | None = None
@@ -156,6 +166,7 @@ class AgentProposer:
         self._check = check
         self._report = report
         self._make_stand_in = stand_in
+        self._search = cache(search)
         self._stand_in: Proposer | None = None
         self._logs = lab / "agent_runs"
         self._file = lab / settings.answer
@@ -278,11 +289,24 @@ class AgentProposer:
         if session is not None and retry:  # the rest is in the conversation
             return retry + notes_section(study)
         earlier = [why for answer in refused for why in answer]
+        objective = self._study.objective
         prompt = render_prompt(
             self._template, self._study, self._guard, study, self._history, self._outputs, parent=parent,
             parent_config=config, n=n, answer=str(self._file), budget=self._left(), refused=earlier[-MAX_REFUSALS:],
+            model=self._beliefs(study, objective.metric) if objective is not None else (),
         )  # fmt: skip
         return f"{prompt}\n{retry}" if retry else prompt
+
+    def _beliefs(self, study: StudyView, metric: str) -> list[str]:
+        """Return what the model of the search believes, in sentences; empty if there is none yet."""
+        try:
+            search = self._search()
+            belief = search.believe(study) if search is not None else None
+        except Exception as error:  # the agent is asked without it
+            if is_environmental(error):
+                raise
+            return []
+        return describe(belief, metric) if belief is not None else []
 
     def _run_call(self, call: _PendingCall, prompt: str, session: AgentSession | None, limits: Limits) -> None:
         """Run the call in its thread, and save the answer next to its log."""
@@ -444,6 +468,8 @@ class AgentProposer:
         run: RunRow | None = None
         edits = draft.edits
         try:
+            if draft.region:
+                return self._fill(study, draft, source)
             run, config = self._parent(study, draft.parent or call.parent or "base")
             edits = edits_of(draft, config, self._guard)
             edits, reason, hypothesis = redact_proposal(edits, draft.reason, draft.hypothesis)
@@ -454,6 +480,17 @@ class AgentProposer:
                 raise
             proposal = Proposal(edits, draft.reason, NAME, None, draft.hypothesis, None, source)
             return proposal, [Problem("proposal", None, "edit", describe_error(error))]
+
+    def _fill(self, study: StudyLedger, draft: DraftProposal, source: str) -> tuple[Proposal, list[Problem]]:
+        """Return the point of a region that the search chooses, as a proposal of the agent."""
+        search = self._search()
+        if search is None:
+            raise LabError("a region needs numpy, scipy and an objective; name values instead")
+        filled = search.fill(study, {**draft.region, **_fixed_by(draft.edits)})
+        reason = f"{draft.reason} (chosen in its region by {filled.reason})"
+        edits, reason, hypothesis = redact_proposal(filled.edits, reason, draft.hypothesis)
+        proposal = Proposal(edits, reason, NAME, None, hypothesis, None, source)
+        return proposal, list(self._check(proposal) if self._check else self._ask_guard(self._base, edits))
 
     def _ask_guard(self, config: dict[str, Any], edits: Sequence[str]) -> Sequence[Problem]:
         ruling = self._guard.check(config, edits)
@@ -568,7 +605,13 @@ def remove_unusable(path: Path) -> None:
 
 
 def edits_of(draft: DraftProposal, config: dict[str, Any], guard: Guard | None) -> tuple[str, ...]:
-    """Return the edits of a draft. In a partial config, a null that is not legal means that the key is left out."""
+    """Return the edits of a draft. In a partial config, a null that is not legal means that the key is left out.
+
+    Raises:
+        LabError: The draft is a region.
+    """
+    if draft.region:
+        raise LabError("a region can be proposed by an agent of the study only; name values instead")
     if draft.partial is None:
         return draft.edits
     edits = edits_from_partial(draft.partial, config)
@@ -639,8 +682,11 @@ def read_answer(text: str, *, is_file: bool = False) -> list[DraftProposal]:
 def _parse_draft(entry: Any) -> DraftProposal:
     if not isinstance(entry, dict):
         raise LabError(f"a proposal must be an object with `edits`, not {type(entry).__name__}")
-    words = {key: str(entry.get(key) or "") for key in ("reason", "hypothesis", "parent")}
+    words: dict[str, Any] = {key: str(entry.get(key) or "") for key in ("reason", "hypothesis", "parent")}
+    words["region"] = _parse_region(entry.get("region") or {})
     edits = entry.get("edits", entry.get("config"))
+    if edits is None and words["region"]:
+        edits = []
     if edits is None:
         # A bare partial config, with or without a reason.
         return DraftProposal((), {key: value for key, value in entry.items() if key not in KEYS}, **words)
@@ -651,13 +697,38 @@ def _parse_draft(entry: Any) -> DraftProposal:
     return DraftProposal(tuple(str(parse_edit(edit)) for edit in edits), None, **words)
 
 
+def _parse_region(region: Any) -> dict[str, list[Any]]:
+    """Return a region that is written as an object, or as texts such as `train.lr=[1e-4, 1e-3]`."""
+    if isinstance(region, list):
+        pairs = [str(one).partition("=") for one in region]
+        try:
+            region = {path.strip(): load_json(values) for path, _, values in pairs}
+        except UntrustedError:
+            region = None
+    if not isinstance(region, dict) or not all(isinstance(values, list) for values in region.values()):
+        raise LabError("`region` must be a list of ranges or choices such as train.lr=[1e-4, 1e-3]")
+    return region
+
+
+def _fixed_by(edits: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the edits beside a region as a region of one value each."""
+    fixed = {}
+    for text in edits:
+        edit = parse_edit(text)
+        if edit.op is not Op.SET:
+            raise LabError(f"{text}: beside a region, an edit must set a value")
+        is_number = isinstance(edit.value, int | float) and not isinstance(edit.value, bool)
+        fixed[edit.path] = [edit.value, edit.value] if is_number else [edit.value]
+    return fixed
+
+
 def _last_answer(text: str) -> list[str]:
     """Return the last line that is an object with proposals or edits; a program may print anything before it."""
     for line in reversed(text.splitlines()[-LAST_LINES:]):
         if line.startswith("{"):
             with contextlib.suppress(UntrustedError):
                 data = load_json(line)
-                if isinstance(data, dict) and not data.keys().isdisjoint(("proposals", "edits")):
+                if isinstance(data, dict) and not data.keys().isdisjoint(("proposals", "edits", "region")):
                     return [line]
     return []
 

@@ -4,11 +4,14 @@ If a constraint couples several knobs, such as a product with an upper bound, ne
 refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random order,
 is moved towards its drawn value as far as the guard allows, given the others. Only knobs on which the refusal depends
 are moved. The guard is asked about every step, so a repaired draw is always legal.
+
+Where most of the space is refused, repaired draws are also a pool: the knobs that constraints couple are taken from it
+together, all others are free, so that a candidate is legal by construction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from looplab.guard.guard import Guard, Problem
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 BISECTIONS = 6
 """Bisection steps to the end of the legal part of an axis; 6 locate it to 1/64 of the axis."""
+POOL = 48
+"""Legal combinations of the coupled knobs that candidates are made of."""
 SWEEPS = 2
 """Coordinate sweeps over a space-filling draw; later sweeps use the new values of the other axes."""
 
@@ -42,6 +47,10 @@ class Repairer:
             settle: Returns a point with knobs that are not used there at their base values; None: all are used.
         """
         self.settle = settle
+        read = guard.coupled_keys
+        self.coupled = frozenset(axis.path for axis in axes if _is_read(axis.path, read))
+        """Paths of the axes on which constraints and computed keys depend."""
+        self._pool: list[Params] | None = None
         self._axes = axes
         self._guard = guard
         self._rule = rule
@@ -64,6 +73,27 @@ class Repairer:
             if repaired is not None and self.is_allowed(repaired):
                 return repaired
         return None
+
+    def legal_pool(self) -> Sequence[Params]:
+        """Return legal points that are spread over the coupled axes; the others have their base values.
+
+        Empty if the base is not legal.
+        """
+        if self._pool is None:
+            import numpy as np
+
+            rng = np.random.RandomState(0)
+            pool = []
+            for _ in range(POOL):
+                drawn = {
+                    axis.path: axis.from_unit(rng.random_sample())
+                    if axis.path in self.coupled or axis.path not in self._base
+                    else self._base[axis.path]
+                    for axis in self._axes
+                }
+                pool.append(drawn if self.is_allowed(drawn) else self.repair(drawn, rng, spread=True))
+            self._pool = [params for params in pool if params is not None]
+        return self._pool
 
     def _rebuild(
         self, params: Params, axes: Sequence[Axis], rng: np.random.RandomState, *, spread: bool
@@ -91,15 +121,12 @@ class Repairer:
     def _involved(self, problems: Sequence[Problem]) -> list[Axis]:
         """Return the axes on which the problems depend."""
         read = {name for problem in problems for name in self._guard.inputs(problem)}
-        return [
-            axis
-            for axis in self._axes
-            if axis.path in self._base
-            and any(
-                name == axis.path or axis.path.startswith(f"{name}.") or name.startswith(f"{axis.path}.")
-                for name in read
-            )
-        ]
+        return [axis for axis in self._axes if axis.path in self._base and _is_read(axis.path, read)]
+
+
+def _is_read(path: str, names: Iterable[str]) -> bool:
+    """Return whether one of the names is this key, a child of it or a parent of it."""
+    return any(name == path or path.startswith(f"{name}.") or name.startswith(f"{path}.") for name in names)
 
 
 def _move(axis: Axis, current: Params, drawn: Any, allowed: Callable[[Params], bool], *, spread: bool) -> Params:

@@ -11,6 +11,7 @@ from looplab.config.lab import ObjectiveConfig
 from looplab.decide.curves import Curve
 from looplab.errors import LabError
 from looplab.ledger.view import RunRow, StudyView
+from looplab.measure.run_metrics import further_values, recorded_value
 from looplab.measure.summary import MetricSummary, from_dict
 from looplab.runs import folder
 
@@ -36,23 +37,30 @@ class PastRun:
     """Whether it can be continued."""
     restarted: bool = False
     """Whether it was to continue another run, and began with its first step again."""
+    tie_break: float | None = None
+    """The value of `objective.then`; None: it was not measured."""
+    further: tuple[float | None, ...] = ()
+    """The values of `objective.pareto`; None: not measured."""
 
 
 class History:
     """The ended runs of one study, read incrementally."""
 
     def __init__(
-        self, study: StudyView, outputs: Path, conditions: str = "", objective: ObjectiveConfig | None = None
-    ) -> None:
+        self, study: StudyView, outputs: Path, conditions: str = "", objective: ObjectiveConfig | None = None,
+        newest: int | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             conditions: Those of the present call; runs made under others are not comparable and left out.
             objective: The present objective; curves of others are left out. None: curves of any objective are taken.
+            newest: The number of runs, from the newest on, that are read; None: all.
         """
-        self._study = study
+        self.study = study
         self._outputs = outputs
         self._conditions = conditions
         self._objective = objective
+        self._newest = newest
         self._runs: dict[str, PastRun | None] = {}
 
     def ended(self) -> list[PastRun]:
@@ -60,7 +68,7 @@ class History:
         return list(self._walk())
 
     def _walk(self) -> Iterator[PastRun]:
-        for run in self._study.runs(state="ended"):
+        for run in self.study.runs(state="ended", limit=self._newest):
             if run.conditions != self._conditions:
                 continue
             past = self._runs.get(run.id)
@@ -74,16 +82,25 @@ class History:
     def _load(self, run: RunRow) -> PastRun | None:
         run_dir = self._outputs / run.id
         try:
-            config = self._study.config_of(run, folder.require(run_dir))
+            config = self.study.config_of(run, folder.require(run_dir))
             summary = folder.read_json(run_dir, "summary.json")
         except LabError:  # the folder never existed, or was removed or damaged
             return None
         metrics, steps = from_dict(summary.get("metrics", {})), summary.get("steps")
         return PastRun(
             run, config, metrics, steps, self._curve(summary),
+            tie_break=self._tie_break(summary), further=self._further(summary),
             stopped_at_rung=summary.get("reason") == STOPPED_AT_RUNG and run.status == "stopped",
             restarted=summary.get("restarted") is True,
         )  # fmt: skip
+
+    def _tie_break(self, summary: dict[str, Any]) -> float | None:
+        then = self._objective.then if self._objective is not None else None
+        measured = summary.get("objective")
+        return None if then is None or not isinstance(measured, dict) else recorded_value(then, measured.get("then"))
+
+    def _further(self, summary: dict[str, Any]) -> tuple[float | None, ...]:
+        return () if self._objective is None else further_values(self._objective, summary)
 
     def _curve(self, summary: dict[str, Any]) -> Curve:
         measured, objective = summary.get("objective") or {}, self._objective

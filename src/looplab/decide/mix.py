@@ -3,7 +3,7 @@
 The reward of a decided run is 1 if it was kept, PARTIAL if it was at least worth replicates, else 0. Rewards are
 discounted with age, since the merits of proposers change during a study; undecided runs do not count. The prior mean of
 each proposer is the mean reward of all, and each has at least one proposal in TURN, so none drops out for good. The
-choice depends on the seed and the ledger alone.
+choice depends on the seed and the ledger alone. An agent makes at most three of ten proposals until it has earned more.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ PRIOR = 2.0
 """Strength of the prior, in runs."""
 TURN = 10
 """Each proposer makes at least one of this many consecutive proposals."""
+AGENT_SHARE = 0.3
+"""Largest share of an agent in the proposals until it has earned more."""
+MIN_DECIDED = 5
+"""Decided runs from which an agent can have earned more: as large a share as its weight, if none has a larger one."""
 CRASHED = ("failed", "timeout", "lost")
 """Statuses of crashed runs."""
 
@@ -74,6 +78,10 @@ class Mix:
         self._names = tuple(dict.fromkeys(proposer.name for proposer in proposers))
         self._seed = seed
         self._turn = max(TURN, 2 * len(proposers))
+
+    @property
+    def proposers(self) -> tuple[Proposer, ...]:
+        return self._proposers
 
     @property
     def thinking(self) -> bool:
@@ -131,11 +139,27 @@ class Mix:
         for _ in range(n):
             sampled = {index: credits[one.name].draw(rng) for index, one in enumerate(self._proposers)}
             window = recent[1 - self._turn :]
+            capped = {index for index, one in enumerate(self._proposers) if _is_capped(one.name, window, credits)}
             due = {index for index, one in enumerate(self._proposers) if one.name not in window}
-            order = sorted(sampled, key=lambda index: (index not in due, -sampled[index]))
+            order = sorted(sampled, key=lambda index: (index in capped, index not in due, -sampled[index]))
             ranking.append(order)
             recent.append(self._proposers[order[0]].name)
         return ranking
+
+
+def _is_capped(name: str, window: Sequence[str], credits: Mapping[str, Credit]) -> bool:
+    """Return whether one more proposal would give an agent a larger share than it has earned.
+
+    Args:
+        window: Who made the latest proposals.
+    """
+    if name != "agent" or len(credits) < 2:
+        return False
+    own = credits[name]
+    decided = own.kept + own.partial + own.discarded + own.crashed
+    has_earned = decided >= MIN_DECIDED and own.weight >= max(one.weight for one in credits.values())
+    share = max(AGENT_SHARE, own.weight) if has_earned else AGENT_SHARE
+    return window.count(name) + 1 > max(1.0, share * (len(window) + 1) + 1e-9)
 
 
 def _without_duplicates(proposals: Iterable[Proposal], received: Iterable[Sequence[Proposal]]) -> list[Proposal]:

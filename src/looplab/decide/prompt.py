@@ -55,14 +55,14 @@ Rejected proposals, and why:
 {rejected}
 
 Remaining budget: {budget}
-{verdicts}{refused}{said}
+{model}{verdicts}{refused}{said}
 # Your answer
 Your edits apply to {parent}. A key that you leave out keeps its value there.
 {answer}
 """
 
 FIELDS = frozenset(name for _, name, _, _ in string.Formatter().parse(TEMPLATE) if name)
-ALWAYS = ("rejected", "verdicts", "refused", "said")
+ALWAYS = ("rejected", "model", "verdicts", "refused", "said")
 """Fields that are appended to a template that does not contain them, since the agent must know them."""
 
 SCHEMA: dict[str, Any] = {
@@ -75,9 +75,10 @@ SCHEMA: dict[str, Any] = {
             "items": {
                 "type": "object",
                 "additionalProperties": False,
-                "required": ["edits", "reason", "hypothesis", "parent"],
+                "required": ["edits", "region", "reason", "hypothesis", "parent"],
                 "properties": {
                     "edits": {"type": "array", "items": {"type": "string"}},
+                    "region": {"type": "array", "items": {"type": "string"}},
                     "reason": {"type": "string"},
                     "hypothesis": {"type": "string"},
                     "parent": {"type": "string"},
@@ -120,7 +121,7 @@ def read_template(path: Path | None) -> str:
 def render_prompt(
     template: str, study: StudyConfig, guard: Guard, record: StudyView, history: History, outputs: Path, *,
     parent: RunRow | None, parent_config: Mapping[str, Any], n: int, answer: str, budget: str,
-    refused: Sequence[str] = (),
+    refused: Sequence[str] = (), model: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Return the prompt.
 
@@ -131,6 +132,7 @@ def render_prompt(
         answer: The path of the answer file.
         budget: The remaining budget in words.
         refused: Why earlier answers to this question could not be used.
+        model: What the model of the search believes; empty: there is none.
     """
     objective = study.objective
     goal = "find a config that trains well"
@@ -154,6 +156,7 @@ def render_prompt(
         "rejected": "\n".join(_rejected(record)) or "- none",
         "budget": budget,
         "said": notes_section(record),
+        "model": _section("What a Gaussian process over all runs believes", model, 4 * MAX_TEXT),
         "verdicts": _section("Outcome of your latest proposals (newest last)", _verdicts(record, outputs)),
         "refused": _section("Why your earlier answers were refused", refused, 2 * MAX_TEXT),
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
@@ -175,7 +178,11 @@ def _answer(n: int, path: str) -> str:
         '"hypothesis": "what you expect to see", "parent": ""}]}\n'
         "An edit is `path@op=value` with the operations set, mul, add, min, max. `parent` may name another run to "
         "start from; empty means the one above. A nested partial config is also accepted instead of edits, such as "
-        '{"train": {"learning_rate": 0.001}}.'
+        '{"train": {"learning_rate": 0.001}}.\n'
+        "If you know where to look but not the values, name a region: "
+        '{"edits": [], "region": ["train.learning_rate=[1e-4, 1e-3]", "train.schedule=[\\"cosine\\"]"], …}. '
+        "An optimizer then chooses the point in these ranges (and among these choices) that promises most; knobs that "
+        "you do not name are free. Edits beside a region must set a value."
     )
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,12 +23,12 @@ from looplab.config import paths
 from looplab.config.edits import Edit, EditError, Op, apply_edits
 from looplab.config.expression import ExpressionError
 from looplab.config.files import canonical_json
-from looplab.config.lab import SearchConfig
+from looplab.config.lab import ObjectiveConfig, SearchConfig, TieBreak
 from looplab.config.paths import same
 from looplab.decide.base import Proposal
 from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
-from looplab.decide.history import History
+from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem, Ruling
 from looplab.guard.knobs import Knob, KnobTable
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
+
+    from looplab.decide.belief import BelievedPoint, StudyBelief
+    from looplab.decide.surrogate import AcquisitionOptimizer, Region
 
 Params = dict[str, Any]
 """A point as a sampler sees it: a number, or the index of a choice, for each path."""
@@ -59,6 +62,16 @@ LOCAL_PERIOD = 3
 """With TPE, one proposal in LOCAL_PERIOD is a local step around the best point."""
 INITIAL_STEP, MIN_STEP = 0.25, 0.03
 """Standard deviation of such a step, as a share of the axis: at the start of the study, and its lower limit."""
+MAX_REPEATS = 3
+"""How often the config that the model believes in is repeated at most."""
+MIN_STARTUP = 4
+"""The fewest measured points before the model is used, if there are earlier studies."""
+MIN_EARLIER = 5
+"""Measured points from which an earlier study is used."""
+MAX_EARLIER_POINTS = 100
+"""Points of an earlier study that are used."""
+MAX_FROM_EARLIER = 2
+"""Points of earlier studies that are tried first."""
 MAX_GRID = 100_000
 """Points of the largest grid."""
 MAX_STEPS = 1_000
@@ -207,11 +220,22 @@ class SearchPoint:
     """Runs that ended without a value, and proposals that the guard rejected."""
     pending: int = 0
     """Planned and running runs."""
+    runs: list[str] = field(default_factory=list)
+    """The ids of the runs that measured a value."""
+    costs: list[float] = field(default_factory=list)
+    """What runs of this point cost: seconds, or a metric."""
+    others: list[tuple[float | None, ...]] = field(default_factory=list)
+    """The further objectives of each run in `values`, in the order of the lab file."""
+
+    tie_breaks: list[float] = field(default_factory=list)
+    """The values of `objective.then`."""
+    bonus: float = 0.0
+    """Added to the objective, less than its distance to the next value: the order among points that tie."""
 
     @property
     def value(self) -> float | None:
         """The mean objective; None if nothing is measured yet or at least half of the runs crashed."""
-        return math.fsum(self.values) / len(self.values) if len(self.values) > self.crashes else None
+        return math.fsum(self.values) / len(self.values) + self.bonus if len(self.values) > self.crashes else None
 
     @property
     def infeasible(self) -> bool:
@@ -230,6 +254,11 @@ class SearchPoint:
         """Whether something was measured there."""
         return self.value is not None or self.partial is not None
 
+    def of_other(self, k: int) -> SearchPoint:
+        """Return the point with a further objective in the place of the objective."""
+        values = [others[k] for others in self.others]
+        return SearchPoint(self.params, [value for value in values if value is not None])
+
 
 class SearchProposer:
     name = "search"
@@ -243,12 +272,17 @@ class SearchProposer:
         goal: Literal["max", "min"],
         history: History,
         fixed: Collection[str] = (),
+        *,
+        objective: ObjectiveConfig | None = None,
+        earlier: Callable[[], Sequence[tuple[str, History]]] | None = None,
     ) -> None:
         """
         Args:
             base: The config on which the proposals' edits are made.
             goal: Whether the objective is maximized or minimized.
             fixed: Paths of knobs that are not searched, such as the seed and the source of the weights.
+            objective: The objective with its tie-break and further objectives; None: it has none of these.
+            earlier: Returns earlier studies to learn from, by name; None: there are none.
         """
         check_packages(settings)
         self.problem: str | None = None
@@ -262,6 +296,7 @@ class SearchProposer:
         self._run_params: dict[str, Params | None] = {}  # by run
         self._run_keys: dict[str, bytes] = {}  # knob values by run
         self._rejected_params: dict[int, Params | None] = {}  # by proposal
+        self._earlier_read: list[tuple[str, list[SearchPoint]]] | None = None
         base_params = {axis.path: axis.to_param(axis.base) for axis in self.axes}
         base_params = {path: param for path, param in base_params.items() if param is not None}
         self._base_params = base_params
@@ -270,7 +305,14 @@ class SearchProposer:
         self._repairer = Repairer(
             self.axes, guard, self._problems, base_params, self._settle if guard.used_if else None
         )
-        self._sampler = make_sampler(settings, self.axes, goal, self._repairer) if self.axes else None
+        self._then = objective.then if objective is not None else None
+        self._further = objective.pareto if objective is not None and not objective.is_priced else []
+        self._earlier = earlier if settings.transfer else None
+        self._sampler = None
+        if self.axes:
+            self._sampler = make_sampler(
+                settings, self.axes, goal, self._repairer, further=self._further, earlier=self._earlier_points
+            )
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
@@ -309,18 +351,137 @@ class SearchProposer:
         ruling = self._guard.check(self._base, edits)
         return None if ruling.config is None else self._to_params(ruling.config)
 
-    def _sample_proposal(self, count: int, points: list[SearchPoint], taken: set[bytes]) -> Proposal | None:
+    def fill(self, study: StudyView, region: Mapping[str, Sequence[Any]]) -> Proposal:
+        """Return the most promising new point of a region; its edits apply to the base config.
+
+        Args:
+            region: The lowest and the highest value of numeric knobs, and the allowed values of others, by path.
+
+        Raises:
+            LabError: A knob or a value of the region cannot be searched, or nothing new is legal there.
+        """
+        if not isinstance(self._sampler, _Auto):
+            raise LabError("regions need `search` with the sampler auto")
+        bounds = self._bounds(region)
+        points, taken = self._collect_points(study)
+        count = study.count_proposals()
+        proposal = self._sample_proposal(count, points, taken, self._sampler.inside(bounds))
+        if proposal is None:
+            raise LabError(self.problem or "nothing new is legal in this region")
+        return proposal
+
+    def _bounds(self, region: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+        """Return the parameters that bound a region."""
+        axes = {axis.path: axis for axis in self.axes}
+        bounds: dict[str, tuple[Any, ...]] = {}
+        for path, given in region.items():
+            axis = axes.get(path)
+            if axis is None:
+                raise LabError(f"region: {path} is not searched; searched are {', '.join(sorted(axes))}")
+            if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+                raise LabError(f"region: {path} needs a list: [low, high], or choices")
+            if axis.choices and not axis.ordered:
+                found = [axis.to_param(value) for value in given]
+            else:
+                numbers = [v for v in given if isinstance(v, int | float) and not isinstance(v, bool)]
+                if len(given) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)):
+                    raise LabError(f"region: {path} needs [low, high]")
+                ends = min(numbers), max(numbers)
+                if axis.choices:
+                    inside = [i for i, choice in enumerate(axis.choices) if ends[0] <= choice <= ends[1]]
+                    found = [inside[0], inside[-1]] if inside else [None]
+                else:
+                    low, high = axis.bounds
+                    low, high = max(low, ends[0]), min(high, ends[1])
+                    if axis.integer:
+                        low, high = math.ceil(low), math.floor(high)
+                    found = [low, high] if low <= high else [None]
+            if None in found:
+                raise LabError(f"region: {path} takes {axis.knob.describe()}")
+            bounds[path] = tuple(found)
+        return bounds
+
+    def believe(self, study: StudyView, *, detail: bool = True) -> StudyBelief | None:
+        """Return what the model believes about the study; None without a model, or before it has enough points.
+
+        Args:
+            detail: Whether to say what matters and what is uncertain, which takes most of the time.
+        """
+        if not isinstance(self._sampler, _Auto):
+            return None
+        from looplab.decide.belief import believe
+
+        return believe(
+            self.axes, self._sampler, self._collect_points(study)[0], self._goal, self._earlier_names(), detail
+        )
+
+    def believe_before(self) -> dict[str, Any] | None:
+        """Return what earlier studies predict before the first run; None if there are none."""
+        if not isinstance(self._sampler, _Auto) or not self._earlier_names():
+            return None
+        from looplab.decide.belief import believe_before
+
+        return believe_before(self.axes, self._sampler, self._earlier_names(), self._earlier_points(), self._goal)
+
+    def repeat_due(self, study: StudyView) -> BelievedPoint | None:
+        """Return the config that the model believes in if it should be run once more; else None.
+
+        The first repetition is always worth its run: with a fixed seed, nothing else shows the noise. Where repeated
+        runs measured exactly the same, or differ less than the model doubts, there are no others.
+        """
+        share = self._settings.repeat_share
+        if not share or not isinstance(self._sampler, _Auto):
+            return None
+        runs = [run for run in study.runs() if run.role != Role.IMPORTED]
+        repeats = sum(run.role == Role.REPLICATE and run.proposer == self.name for run in runs)
+        if repeats + 1 > share * len(runs):
+            return None
+        belief = self.believe(study, detail=False)
+        if belief is None or belief.is_deterministic:
+            return None
+        best = belief.best[0]
+        if belief.repeated and belief.noise < best.sd:
+            return None
+        return None if best.runs > MAX_REPEATS or best.is_pending else best
+
+    def _earlier_names(self) -> list[str]:
+        return [name for name, _ in self._earlier_studies()]
+
+    def _earlier_points(self) -> list[list[SearchPoint]]:
+        return [points for _, points in self._earlier_studies()]
+
+    def _earlier_studies(self) -> list[tuple[str, list[SearchPoint]]]:
+        """Return the measured points of earlier studies inside this search space; read once."""
+        if self._earlier_read is None:
+            self._earlier_read = []
+            for name, history in self._earlier() if self._earlier is not None else ():
+                points: dict[tuple[Any, ...], SearchPoint] = {}
+                for past in history.ended():
+                    params = self._to_params(past.config)
+                    if params is None or past.run.objective is None or not math.isfinite(past.run.objective):
+                        continue
+                    points.setdefault(_params_key(params), SearchPoint(params)).values.append(past.run.objective)
+                if len(points) >= MIN_EARLIER:
+                    found = select_points([*points.values()], MAX_EARLIER_POINTS, self._goal)
+                    self._earlier_read.append((name, found))
+        return self._earlier_read
+
+    def _sample_proposal(
+        self, count: int, points: list[SearchPoint], taken: set[bytes], sampler: Sampler | None = None
+    ) -> Proposal | None:
         """Return a proposal that is new and that the guard allows; None if there is none.
 
         Its point is added to `points` as pending.
+
+        Args:
+            sampler: Samples in the place of the study's own sampler.
         """
         assert self._sampler is not None
+        sampler = sampler or self._sampler
         refused: list[SearchPoint] = []
         why = "every draw was a point that has been tried"
         n_rejected = 0
-        for trial, (params, basis, spread) in enumerate(
-            itertools.islice(self._sampler(count, points, refused), MAX_DRAWS)
-        ):
+        for trial, (params, basis, spread) in enumerate(itertools.islice(sampler(count, points, refused), MAX_DRAWS)):
             if n_rejected >= REPAIR_AFTER and self._settings.sampler != "grid":  # most of the space is infeasible
                 rng = generator(self._settings.seed, count, trial, 2)
                 params = self._repairer.repair(params, rng, spread=spread) or params
@@ -395,12 +556,14 @@ class SearchProposer:
         """Return all points so far, ordered by their first run, and the keys of the configs that were run."""
         runs: list[tuple[RunRow, Params | None]] = []
         curves: dict[str, Curve] = {}
+        pasts: dict[str, PastRun] = {}
         for past in self._history.ended():
             run = past.run
             if run.role == Role.IMPORTED and run.id not in self._run_keys and self._guard.admit(past.config).problems:
                 self._run_keys[run.id], self._run_params[run.id] = b"", None  # not legal in this lab
             runs.append((run, self._params_of_run(run.id, past.config)))
             curves[run.id] = past.curve
+            pasts[run.id] = past
         for run in (run for state in ("planned", "queued", "running") for run in study.runs(state=state)):
             if run.id not in self._run_keys:
                 plan = study.plan_of(run.id)
@@ -421,6 +584,7 @@ class SearchProposer:
                 point.pending += 1
             elif run.objective is not None and math.isfinite(run.objective):
                 point.values.append(run.objective)
+                self._add_details(point, pasts[run.id])
                 if curves[run.id]:
                     point.curves.append(curves[run.id])
             elif run.status == "stopped" and curves[run.id]:
@@ -428,8 +592,24 @@ class SearchProposer:
                     point.stopped.append(curves[run.id])
             else:
                 point.crashes += 1
+        if self._then is not None:
+            _break_ties(points.values(), self._goal, self._then.goal)
         # Points that another tool has run may be run again here.
         return list(points.values()), {self._run_keys[run.id] for run, _ in runs if run.role != Role.IMPORTED}
+
+    def _add_details(self, point: SearchPoint, past: PastRun) -> None:
+        run = past.run
+        if run.role != Role.IMPORTED and run.verdict != "void" and run.status == "ok":
+            point.runs.append(run.id)
+        if past.tie_break is not None:
+            point.tie_breaks.append(past.tie_break)
+        point.others.append(past.further)
+        cost = self._settings.cost
+        if cost is not None and run.role != Role.IMPORTED:
+            summary = past.metrics.get(cost)
+            spent = run.seconds if cost == "seconds" else summary.last if summary is not None else None
+            if spent is not None and math.isfinite(spent) and spent > 0:
+                point.costs.append(spent)
 
     def _params_of_run(self, run: str, config: dict[str, Any]) -> Params | None:
         """Return `_to_params`, computed once per run."""
@@ -492,6 +672,23 @@ def find_axes(guard: Guard, base: dict[str, Any], fixed: Collection[str] = ()) -
     return axes, left_out
 
 
+def _break_ties(points: Iterable[SearchPoint], goal: str, then_goal: str) -> None:
+    """Order points with the same objective by their tie-break, over a quarter of the distance to the next value."""
+    groups: dict[float, list[SearchPoint]] = {}
+    for point in points:
+        if point.value is not None and point.tie_breaks:
+            groups.setdefault(point.value, []).append(point)
+    values = sorted({point.value for group in groups.values() for point in group if point.value is not None})
+    gap = min((b - a for a, b in itertools.pairwise(values)), default=abs(values[0]) * 1e-3 or 1.0) if values else 0.0
+    for group in groups.values():
+        means = [math.fsum(point.tie_breaks) / len(point.tie_breaks) for point in group]
+        low, high = min(means), max(means)
+        for point, mean in zip(group, means, strict=True):
+            if high > low:
+                better = (mean - low) / (high - low) if then_goal == "max" else (high - mean) / (high - low)
+                point.bonus = (1.0 if goal == "max" else -1.0) * 0.25 * gap * better
+
+
 def _params_key(params: Params) -> tuple[Any, ...]:
     return tuple(params.values())
 
@@ -518,16 +715,27 @@ refused or not new.
 
 
 def make_sampler(
-    settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer
+    settings: SearchConfig,
+    axes: Sequence[Axis],
+    goal: Literal["max", "min"],
+    repairer: Repairer,
+    *,
+    further: Sequence[TieBreak] = (),
+    earlier: Callable[[], Sequence[Sequence[SearchPoint]]] = tuple,
 ) -> Sampler:
-    """Return the sampler that the settings name."""
+    """Return the sampler that the settings name.
+
+    Args:
+        further: Objectives beside the first; only `auto` uses them.
+        earlier: Returns the points of earlier studies; only `auto` uses them.
+    """
     if settings.sampler == "grid":
         return _grid(axes)
     uniform = Uniform(settings, axes)
     if settings.sampler in ("random", "qmc"):
         return uniform
     if settings.sampler == "auto":
-        return _Auto(settings, axes, goal, repairer)
+        return _Auto(settings, axes, goal, repairer, further, earlier)
     models: dict[str, Callable[..., _Model]] = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}
     if settings.sampler in models:
         return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
@@ -675,31 +883,51 @@ class _Auto:
     """Looplab's own Gaussian process up to MAX_GP_POINTS, then TPE; without Optuna, the process on a subset."""
 
     def __init__(
-        self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer
+        self,
+        settings: SearchConfig,
+        axes: Sequence[Axis],
+        goal: Literal["max", "min"],
+        repairer: Repairer,
+        further: Sequence[TieBreak] = (),
+        earlier: Callable[[], Sequence[Sequence[SearchPoint]]] = tuple,
     ) -> None:
-        from looplab.decide.surrogate import AcquisitionOptimizer
-
         self._settings = settings
-        self._startup = settings.startup or gp_startup(len(axes))
         self._uniform = Uniform(settings, axes)
-        self._acquisition = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
         self._repairer = repairer
         self._axes = axes
         self._goal: Literal["max", "min"] = goal
         self._random = Uniform(settings.model_copy(update={"sampler": "random"}), axes)
         self._with_optuna = _is_installed("optuna")
         self._tpe: Sampler | None = None
+        self._earlier = earlier
+        self._further = further
+
+    @cached_property
+    def acquisition(self) -> AcquisitionOptimizer:
+        from looplab.decide.surrogate import AcquisitionOptimizer
+
+        return AcquisitionOptimizer(
+            self._axes,
+            _sign(self._goal),
+            self._repairer,
+            earlier=self._earlier(),
+            other_signs=[_sign(one.goal) for one in self._further],
+            per_cost=self._settings.cost is not None,
+        )
+
+    @cached_property
+    def startup(self) -> int:
+        """Measured points before the model is used; fewer if there are earlier studies to learn from."""
+        full = self._settings.startup or gp_startup(len(self._axes))
+        return full if self._settings.startup or not self._earlier() else max(MIN_STARTUP, full // 2)
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         measured = sum(point.known for point in points)
-        if measured < self._startup or all(point.value is None for point in points):
-            yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
-        if len(points) <= MAX_GP_POINTS or not self._with_optuna:
-            subset = select_points(points, MAX_GP_POINTS, self._goal)
-            basis = f"the expected improvement on {_describe(points)}"
-            basis += f", from {len(subset)} of them" if len(subset) < len(points) else ""
-            for params in self._acquisition.suggest(subset, generator(self._settings.seed, count)):
-                yield Drawn(params, basis)
+        if measured < self.startup or all(point.value is None for point in points):
+            yield from itertools.islice(self.best_before()[count:], 1)
+            yield from _startup_draws(self._uniform(count, points, refused), measured, self.startup)
+        if self.has_model(points):
+            yield from self._suggest(count, points)
         if not self._with_optuna:
             yield from self._random(count, points, refused)
             return
@@ -707,6 +935,64 @@ class _Auto:
             settings = self._settings.model_copy(update={"sampler": "tpe"})
             self._tpe = make_sampler(settings, self._axes, self._goal, self._repairer)
         yield from self._tpe(count, points, refused)
+
+    def has_model(self, points: Sequence[SearchPoint]) -> bool:
+        """Return whether the Gaussian process is used for so many points."""
+        return len(points) <= MAX_GP_POINTS or not self._with_optuna
+
+    def is_allowed(self, params: Params) -> bool:
+        """Return whether the guard allows a point."""
+        return self._repairer.is_allowed(params)
+
+    def modelled(self, points: list[SearchPoint]) -> list[SearchPoint]:
+        """Return the points that the process is fitted to."""
+        return select_points(points, MAX_GP_POINTS, self._goal)
+
+    @cache  # noqa: B019 (lives as long as the proposer)
+    def best_before(self) -> list[Drawn]:
+        """Return the best measured points of earlier studies, by what they predict together."""
+        measured = [point for points in self._earlier() for point in points if point.value is not None]
+        if not measured:
+            return []
+        predicted = self.acquisition.prior([point.params for point in measured])
+        best: dict[tuple[Any, ...], Drawn] = {}
+        for i in predicted.argsort(kind="stable"):
+            params = measured[i].params
+            best.setdefault(_params_key(params), Drawn(params, "the best config of earlier studies of these knobs"))
+            if len(best) >= MAX_FROM_EARLIER:
+                break
+        return list(best.values())
+
+    def inside(self, bounds: Mapping[str, tuple[Any, ...]]) -> Sampler:
+        """Return a sampler of a region, by parameters as `SearchSpace.region` takes them."""
+        from looplab.decide.surrogate import SearchSpace
+
+        space = SearchSpace(self._axes)
+        region = space.region(bounds)
+
+        def draw(count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
+            if any(point.value is not None for point in points):
+                yield from self._suggest(count, points, region)
+            rng = generator(self._settings.seed, count, 3)
+            for _ in range(MAX_DRAWS):
+                u = rng.random_sample((1, len(self._axes)))
+                (row,) = space.snap(region.clip(region.low + u * (region.high - region.low), rng))
+                yield Drawn(space.to_params(row), "a random point of the region")
+
+        return draw
+
+    def _suggest(self, count: int, points: list[SearchPoint], region: Region | None = None) -> Iterator[Drawn]:
+        subset = self.modelled(points)
+        per = f" per {'second' if self._settings.cost == 'seconds' else self._settings.cost}"
+        basis = f"the expected improvement{per * (self._settings.cost is not None)} on {_describe(points)}"
+        basis += f", from {len(subset)} of them" if len(subset) < len(points) else ""
+        for params in self.acquisition.suggest(subset, generator(self._settings.seed, count), region):
+            yield Drawn(params, basis)
+
+
+def _sign(goal: str) -> float:
+    """Return 1 to minimize and -1 to maximize."""
+    return -1.0 if goal == "max" else 1.0
 
 
 def gp_startup(n_axes: int) -> int:

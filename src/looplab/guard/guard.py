@@ -153,6 +153,14 @@ class Guard:
         """Keys that are computed from others."""
         return frozenset(self._derived)
 
+    @property
+    def coupled_keys(self) -> frozenset[str]:
+        """Keys that constraints, normalisers and derived keys read or set: whether a value is legal depends on them."""
+        rules = [*self._normalise, *self._derive]
+        names = {name for expression in (*self._constraints, *(rule.expression for rule in rules))
+                 for name in expression.names}  # fmt: skip
+        return frozenset(names | {rule.target for rule in rules})
+
     def inputs(self, problem: Problem) -> set[str]:
         """Return the keys that the problem's constraint or computed key reads, directly or indirectly.
 

@@ -159,6 +159,39 @@ class MixEvent(EventData):
     """Number of proposals by proposer."""
 
 
+@event("belief")
+class BeliefEvent(EventData):
+    """What the model of the search believes, after runs have ended."""
+
+    points: int
+    """Measured configs."""
+    noise: float
+    """Standard deviation of a single run, in the unit of the objective."""
+    noise_share: float
+    best: Sequence[Mapping[str, Any]]
+    """The best configs, each with `run`, `values`, `mean`, `sd`, `runs`, `measured` and `is_pending`."""
+    uncertain: Sequence[Mapping[str, Any]]
+    """Where the model knows least, each with `values`, `mean` and `sd`."""
+    importance: Mapping[str, float]
+    failing: Sequence[str]
+    pending: int
+    earlier: Mapping[str, float]
+    """Weight of each earlier study in the model."""
+    repeated: int
+    """Configs that were run more than once."""
+    is_deterministic: bool
+
+
+@event("belief before")
+class BeliefBeforeEvent(EventData):
+    """What earlier studies predict before the first run of this one."""
+
+    studies: Sequence[Mapping[str, Any]]
+    """Each with `study`, `points`, `best`, `measured` and `importance`."""
+    first: Sequence[Mapping[str, Any]]
+    """The configs that are tried first."""
+
+
 @event("proposer failed")
 class ProposerFailedEvent(EventData):
     """A proposer raised an error."""

@@ -241,6 +241,12 @@ class StudyView:
         )
         return {row[0]: int(row[1]) for row in self.ledger.rows(sql, (self.name, since, json.dumps(list(kinds))))}
 
+    def last_data(self, kind: str) -> dict[str, Any] | None:
+        """Return the data of the study's last event of a kind; None if there is none."""
+        sql = "SELECT data FROM events WHERE study=? AND kind=? ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.name, kind))
+        return dict(load_own_json(row["data"])) if row is not None else None
+
     def objective(self) -> str | None:
         """Return the metric by which the runs in the table were measured."""
         row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))

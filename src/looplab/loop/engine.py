@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from looplab.decide.base import describe_error, is_environmental
+from looplab.decide.belief import recorded_belief
 from looplab.decide.history import STOPPED_AT_RUNG
 from looplab.errors import LabError
 from looplab.judge.base import Judgement
@@ -40,6 +41,7 @@ from looplab.launch.base import (
 from looplab.launch.pool import SlotPool
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
+from looplab.ledger.catalogue import BeliefEvent
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.roles import DECIDED, Role
@@ -49,7 +51,7 @@ from looplab.loop.changes import CodeMonitor, alarm_if_reconfigured
 from looplab.loop.commands import EngineControl
 from looplab.loop.decision import Decider, base_runs, decide_base
 from looplab.loop.events import AlarmRaised, Listener, Note, RunAdopted, RunEnded, RunLaunched, VerdictGiven, Waiting
-from looplab.loop.flags import switch_conditions
+from looplab.loop.flags import best_run, switch_conditions
 from looplab.loop.importing import complete_imports
 from looplab.loop.judging import StudyJudge, VerdictRecorder
 from looplab.loop.models import ModelKeeper
@@ -78,6 +80,8 @@ SHORT_S = 0.3
 REMEMBERED = 1000
 """Recent runs that are checked after a crash for lines missing in the lab book."""
 HEARTBEAT_S = 5.0
+BELIEF_S = 1.0
+"""Seconds between two beliefs of the model, at least."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 UNFINISHED = ("planned", "queued", "running", Role.IMPORTED)
 """Counts that are not ended runs of the study itself."""
@@ -146,6 +150,11 @@ class Engine:
         self._pointers_updated = 0.0
         self._anchors: Publisher | None = None
         self._promoted = False
+        self._luckiest: RunRow | None = None
+        """The run with the best objective, in a study without a judge."""
+        self._has_belief = False
+        self._belief_due = False
+        self._belief_at = 0.0  # the earliest time of the next belief (`time.monotonic()`)
 
     # -- main loop
 
@@ -227,6 +236,7 @@ class Engine:
                 with self._ledger.write():
                     self._launch()
             self._listen()
+            self._update_belief()
             if self._models is not None:
                 self._models.keep(self._models.take(), self._recorder, self._outbox)
             self._outbox.flush()
@@ -239,6 +249,8 @@ class Engine:
     def _conclude(self) -> Outcome:
         """Give the last verdicts and wait for the last copies, after the last run."""
         control = self.control
+        if not (control.failed or control.stopping):
+            self._update_belief(final=True)
         if self._study_judge is not None and not (control.ending or self.setup.options.asked_only):
             with self._ledger.write():
                 self._record_judgement(self._study_judge.close())
@@ -314,7 +326,10 @@ class Engine:
 
     def _recover(self) -> None:
         """Compare the ledger with the folders: adopt live runs, record ended ones, queue those that never started."""
-        self.best = self.study.best()
+        self.best = self._luckiest = self.study.best()
+        self._has_belief = self._study_judge is None and recorded_belief(self.study) is not None
+        if self._has_belief:
+            self._luckiest = best_run(self.setup.study, self.study, self.setup.conditions, self.folder)
         counts = self.study.counts()
         self.progress.done = sum(n for state, n in counts.items() if state not in UNFINISHED)
         self.progress.failed = counts.get("failed", 0)
@@ -625,10 +640,10 @@ class Engine:
         if self._models is not None and row.status == "ok":
             self._models.request("latest", row)
         if self._study_judge is None and objective is not None and self._is_better(row, objective):
-            self.best = row
-            self.study.set_best(run.id, objective)
-            if self._models is not None:
-                self._models.request("best", row)
+            self._luckiest = row
+            if not self._has_belief:
+                self._set_best(row)
+        self._belief_due = self._belief_due or objective is not None
         by_rule = (exit_.reason or "").startswith(WATCHED) and exit_.reason != STOPPED_AT_RUNG
         if self._study_judge is not None and by_rule and run.role in DECIDED:
             row = self._verdicts.discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
@@ -642,6 +657,33 @@ class Engine:
             RunEnded(text, run.id, status=row.status or "", objective=objective, seconds=row.seconds, is_best=is_best)
         )
         return row
+
+    def _set_best(self, run: RunRow) -> None:
+        self.best = run
+        self.study.set_best(run.id, run.objective)
+        if self._models is not None:
+            self._models.request("best", run)
+
+    def _update_belief(self, *, final: bool = False) -> None:
+        """Ask the model of the search which config it believes in, if runs have ended since.
+
+        Without a judge, this is the best run. At most one twentieth of the time is spent on it before the end.
+        """
+        began = time.monotonic()
+        if not self._belief_due or (began < self._belief_at and not final):
+            return
+        self._belief_due = False
+        belief = self._planner.believe()
+        self._belief_at = began + BELIEF_S + 20.0 * (time.monotonic() - began)
+        if belief is None:
+            return
+        with self._ledger.write():
+            self._ledger.record(BeliefEvent(**belief.to_dict()), self.study.name)
+            if self._study_judge is None:
+                self._has_belief = True
+                if self.best is None or belief.best[0].run != self.best.id:
+                    self._set_best(self.study.run(belief.best[0].run))
+                    self._pointers_due = True
 
     def _check_base(self, run: RunRow) -> None:
         """Start no more runs if no base config works."""
@@ -678,15 +720,16 @@ class Engine:
 
     def _is_better(self, run: RunRow, objective: float) -> bool:
         wanted = self.setup.study.objective
-        if run.conditions != (self.best or self.setup).conditions:
+        best = self._luckiest
+        if run.conditions != (best or self.setup).conditions:
             return False
-        if self.best is None or self.best.objective is None or wanted is None:
+        if best is None or best.objective is None or wanted is None:
             return True
         ours, theirs = (
-            tie_break_value(wanted.then, self.folder / one) if objective == self.best.objective else None
-            for one in (run.id, self.best.id)
+            tie_break_value(wanted.then, self.folder / one) if objective == best.objective else None
+            for one in (run.id, best.id)
         )
-        return is_better(wanted, (objective, ours), (self.best.objective, theirs))
+        return is_better(wanted, (objective, ours), (best.objective, theirs))
 
     def _update_pointers(self) -> None:
         """Update LATEST and BEST."""
@@ -738,6 +781,8 @@ class Engine:
             self.control.stop_run(run_id, "veto")
         if self.best is not None and self.best.id == run_id:
             self.best = self.study.best()
+            self._luckiest = best_run(self.setup.study, self.study, self.setup.conditions, self.folder)
+            self._belief_due = True
             if self._models is not None and self.best is not None:
                 self._models.request("best", self.best)
 

@@ -13,15 +13,18 @@ from looplab.decide.base import (
     FallibleProposer,
     FileProposer,
     Proposal,
+    Proposer,
     ask,
     describe_error,
     is_environmental,
 )
 from looplab.decide.history import History
+from looplab.decide.mix import Mix
 from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.judge.base import JudgeState, RunRequest
+from looplab.ledger.catalogue import BeliefBeforeEvent
 from looplab.ledger.roles import DECIDED, Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import BudgetUsage, RunRow, is_failed
@@ -37,6 +40,8 @@ from looplab.untrusted import clean_line
 
 if TYPE_CHECKING:
     from looplab.decide.agent import Ask
+    from looplab.decide.belief import StudyBelief
+    from looplab.decide.search import SearchProposer
 
 AHEAD = 64
 """A larger round is decided in portions, so that slots need not wait until all of it is. At most as many runs wait."""
@@ -73,6 +78,7 @@ class Planner:
         self._proposers = make_proposers(
             setup, history, outputs, self._left, wake, asks, check=self._check, report=self._report_call, tell=warn
         )
+        self._search = find_search(self._proposers)
         self._file_proposers = [one for one in self._proposers if isinstance(one, FileProposer)]
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
@@ -199,6 +205,51 @@ class Planner:
             if self._filling is None:
                 self._study.fill_round(n)
 
+    def believe(self) -> StudyBelief | None:
+        """Return what the model of the search believes; None if there is none yet."""
+        if self._search is None:
+            return None
+        try:
+            return self._search.believe(self._study)
+        except Exception as error:  # a belief is information: the study continues without
+            if is_environmental(error):
+                raise
+            self._tell(Note(f"the model of the search failed: {describe_error(error)}"))
+            self._search = None
+            return None
+
+    def _believe_before(self) -> None:
+        """Record what earlier studies predict, before the first run."""
+        if self._search is None or self._study.last_event("belief before") or self._study.runs(limit=1):
+            return
+        belief = self._search.believe_before()
+        if belief is not None:
+            names = ", ".join(one["study"] for one in belief["studies"])
+            self._study.ledger.record(BeliefBeforeEvent(**belief), self._study.name)
+            self._tell(Note(f"the search learns from {names}"))
+
+    def _repeat_believed(self, round_: int | None) -> RunRow | None:
+        """Plan one more run of the config that the model believes in, if that is due; without a judge only."""
+        search = self._search
+        if self._study_judge is not None or search is None:
+            return None
+        try:
+            best = search.repeat_due(self._study)
+        except Exception as error:  # the study continues without
+            if is_environmental(error):
+                raise
+            return None
+        if best is None:
+            return None
+        twin = self._study.run(best.run)
+        seed = None if twin.seed is None else twin.seed + best.runs
+        try:
+            plan = self._decider.plan_of(twin)
+        except LabError:  # its folder is gone
+            return None
+        why = f"the model believes in it: {best.mean:.5g} ± {best.sd:.2g} after {best.runs} run(s)"
+        return self._take(self._decider.repeat(twin, plan, seed, why, by=search.name), round_)
+
     def _follow_up(self, free: int) -> None:
         """Plan what the open round still needs: replicates for the judge, and requeued runs."""
         wants = self._study_judge.requests if self._study_judge is not None else ()
@@ -265,6 +316,7 @@ class Planner:
             round_: The round; None: a new one begins with the first run.
         """
         planned = 0
+        self._believe_before()
         if self._bases:
             self._bases = bases_to_run(self._setup, self._study, self._bases)
         while self._bases and planned < room:
@@ -275,6 +327,11 @@ class Planner:
             if self._study_judge is not None and base.base == self._setup.bases[0].name and not self._has_judged():
                 self._plan_baseline(run, base, round_)
                 room = planned + min(room - planned, max(0, self._room()))
+        if planned < room and not self._setup.options.autopilot:
+            repeated = self._repeat_believed(round_)
+            if repeated is not None:
+                round_ = repeated.round
+                planned += 1
         while planned < room:
             proposals = self._proposals(room - planned)
             if not proposals:
@@ -468,6 +525,19 @@ class Planner:
             submitted = usage.runs - self._study.usage().runs
             self.why = f"all {limit} run(s) are done" + (f", {submitted} of them submitted commands" * (submitted > 0))
         return limit - runs
+
+
+def find_search(proposers: Sequence[Proposer]) -> SearchProposer | None:
+    """Return the search among the proposers, also in a mix; None if there is none."""
+    for proposer in proposers:
+        if isinstance(proposer, Mix):
+            return find_search(proposer.proposers)
+        if proposer.name == "search":
+            from looplab.decide.search import SearchProposer
+
+            if isinstance(proposer, SearchProposer):
+                return proposer
+    return None
 
 
 def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) -> list[Decision]:

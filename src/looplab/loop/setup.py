@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,9 +30,10 @@ from looplab.launch.executors import remote_limit
 from looplab.launch.slots import MAX_SLOTS, make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
 from looplab.ledger.roles import Origin
-from looplab.ledger.view import RunRow
+from looplab.ledger.view import RunRow, StudyView
 from looplab.loop.fidelity import with_fidelity
 from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
+from looplab.runs import folder
 from looplab.runs.capsule import Fingerprints, in_git
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside
@@ -40,6 +42,7 @@ from looplab.watch.watcher import check as check_watch
 
 if TYPE_CHECKING:
     from looplab.decide.agent import Ask
+    from looplab.decide.search import SearchProposer
 
 SEEDS = ("seed", "random_seed")
 """Names under which a config may have its random seed."""
@@ -50,6 +53,10 @@ MAX_SEED = 1 << 62
 SEED_VARIABLE = "{seed}"
 CALL_OPTIONS = ("flags", "wandb_online", "wandb_entity", "wandb_project", "decide", "variants")
 """Options of a single call that are recorded with the study's configuration if given."""
+EARLIER = 5
+"""Other studies of the lab that a search learns from, those with the newest runs."""
+EARLIER_RUNS = 500
+"""Newest runs of each of them that are read."""
 ANSWER = "proposals/next_config.json"
 """File from which the autopilot reads its next config, unless an agent's `answer` names another one."""
 
@@ -610,12 +617,10 @@ def make_proposers(
             file = inside(setup.lab, entry.rules, "rules")
             others.append(RulesProposer(file, setup.guard, history, entry.variants))
         elif entry.search is not None:
-            from looplab.decide.search import SearchProposer
-
             if study.objective is None:
                 raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
             goal = study.objective.goal
-            search = SearchProposer(entry.search, setup.guard, base, goal, history, unsearched(setup))
+            search = make_search(setup, entry.search, history)
             others.append(search)
             if entry.search.fidelity is not None:
                 from looplab.decide.fidelity import FidelityProposer
@@ -637,7 +642,12 @@ def make_proposers(
             answers.append(entry.agent.answer)
             alone = sum("queue" not in one.model_fields_set for one in study.proposers) == 1
             known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake)
-            named: Any = {"check": check, "report": report, "tell": tell}
+            named: Any = {
+                "check": check,
+                "report": report,
+                "tell": tell,
+                "search": partial(agent_search, setup, history),
+            }
             if alone:
                 named["stand_in"] = lambda: make_stand_in(setup, history, check)
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
@@ -674,6 +684,49 @@ def make_proposers(
     return (*people, *others)
 
 
+def make_search(setup: Setup, settings: SearchConfig, history: History) -> SearchProposer:
+    """Return a search over the knobs of a study, which has an objective."""
+    from looplab.decide.search import SearchProposer
+
+    objective = setup.study.objective
+    assert objective is not None
+    earlier = partial(earlier_studies, setup, history.study)
+    return SearchProposer(
+        settings, setup.guard, setup.bases[0].config, objective.goal, history, unsearched(setup),
+        objective=objective, earlier=earlier,
+    )  # fmt: skip
+
+
+def earlier_studies(setup: Setup, study: StudyView) -> list[tuple[str, History]]:
+    """Return other studies of the lab whose runs were measured by the same objective, those with the newest runs first.
+
+    Whether they have the same knobs shows when their configs are read.
+    """
+    objective = setup.study.objective
+    found = []
+    for name in study.ledger.studies():
+        view = StudyView(study.ledger, name)
+        latest = view.runs(state="ended", limit=1)
+        if name == study.name or objective is None or not latest:
+            continue
+        if (view.objective(), view.goal()) == (objective.metric, objective.goal):
+            outputs = folder.study_folder(setup.lab, name)
+            found.append((latest[0].created, name, History(view, outputs, setup.conditions, newest=EARLIER_RUNS)))
+    return [(name, history) for _, name, history in sorted(found, reverse=True, key=lambda one: one[:2])[:EARLIER]]
+
+
+def agent_search(setup: Setup, history: History) -> SearchProposer | None:
+    """Return the search whose model an agent sees; None without an objective, knobs to search or packages."""
+    if setup.study.objective is None:
+        return None
+    entries = (entry.search for entry in setup.study.proposers)
+    settings = next((one for one in entries if one is not None and one.sampler == "auto"), SearchConfig())
+    with contextlib.suppress(LabError):
+        search = make_search(setup, settings, history)
+        return search if search.axes else None
+    return None
+
+
 def make_stand_in(
     setup: Setup, history: History, check: Callable[[Proposal], Sequence[Problem]] | None
 ) -> Proposer | None:
@@ -685,11 +738,15 @@ def make_stand_in(
     from looplab.decide.search import SearchProposer
     from looplab.decide.stand_in import StandIn
 
-    goal = setup.study.objective.goal if setup.study.objective is not None else "min"
     samplers: tuple[Literal["auto", "random"], ...] = ("auto", "random") if setup.study.objective else ("random",)
     for sampler in samplers:
         with contextlib.suppress(LabError):
             base, fixed = setup.bases[0].config, unsearched(setup)
-            search = SearchProposer(SearchConfig(sampler=sampler), setup.guard, base, goal, history, fixed)
+            settings = SearchConfig(sampler=sampler)
+            search = (
+                make_search(setup, settings, history)
+                if setup.study.objective is not None
+                else SearchProposer(settings, setup.guard, base, "min", history, fixed)
+            )
             return StandIn(search, setup.guard, history, check or (lambda proposal: ())) if search.axes else None
     return None

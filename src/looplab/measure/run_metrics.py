@@ -106,7 +106,13 @@ class RunMetrics:
         objective = self.study.objective
         if objective is None or self.failed is not None or self.reader.is_doubtful(objective.metric):
             return None
-        return objective_value(self.summariser, objective.metric, objective.at)
+        value = objective_value(self.summariser, objective.metric, objective.at)
+        for further in objective.pareto if objective.is_priced and value is not None else ():
+            amount = _value_of(further, self)
+            if amount is None or value is None:
+                return None
+            value += sign_of(further.goal) * sign_of(objective.goal) * (further.price or 0.0) * amount
+        return value
 
     @property
     def objective_step(self) -> float | None:
@@ -121,11 +127,22 @@ class RunMetrics:
         return self.reader.last_step
 
 
-def _tie_break(then: TieBreak, measured: RunMetrics | None) -> dict[str, Any]:
-    """Return the tie-break entry of `summary.json`; its value is None if it was not measured."""
-    known = measured is not None and measured.failed is None and not measured.reader.is_doubtful(then.metric)
-    value = objective_value(measured.summariser, then.metric, then.at) if measured is not None and known else None
-    return {"metric": then.metric, "goal": then.goal, "at": then.at, "value": value}
+def sign_of(goal: str) -> float:
+    """Return 1 if larger is better, else -1."""
+    return 1.0 if goal == "max" else -1.0
+
+
+def _value_of(target: TieBreak, measured: RunMetrics) -> float | None:
+    """Return the value of a metric as it counts for the objective; None if it was not measured."""
+    if measured.failed is not None or measured.reader.is_doubtful(target.metric):
+        return None
+    return objective_value(measured.summariser, target.metric, target.at)
+
+
+def _entry(target: TieBreak, measured: RunMetrics | None) -> dict[str, Any]:
+    """Return the entry of `summary.json` for a tie-break or a further objective."""
+    value = _value_of(target, measured) if measured is not None else None
+    return {"metric": target.metric, "goal": target.goal, "at": target.at, "value": value}
 
 
 def tie_break_value(then: TieBreak | None, run_dir: Path) -> float | None:
@@ -133,11 +150,24 @@ def tie_break_value(then: TieBreak | None, run_dir: Path) -> float | None:
     if then is None:
         return None
     objective = read_json(run_dir, "summary.json", strict=False).get("objective")
-    entry = objective.get("then") if isinstance(objective, dict) else None
-    if not isinstance(entry, dict) or (entry.get("metric"), entry.get("at")) != (then.metric, then.at):
+    return recorded_value(then, objective.get("then") if isinstance(objective, dict) else None)
+
+
+def recorded_value(target: TieBreak, entry: Any) -> float | None:
+    """Return the value in an entry of `summary.json`; None if it has none, or is of another metric."""
+    if not isinstance(entry, dict) or (entry.get("metric"), entry.get("at")) != (target.metric, target.at):
         return None
     value = entry.get("value")
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def further_values(objective: ObjectiveConfig, summary: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """Return the recorded values of the further objectives; None for those that were not measured."""
+    recorded = summary.get("objective")
+    entries = recorded.get("pareto") if isinstance(recorded, dict) else None
+    if not isinstance(entries, list) or len(entries) != len(objective.pareto):
+        return (None,) * len(objective.pareto)
+    return tuple(recorded_value(target, entry) for target, entry in zip(objective.pareto, entries, strict=True))
 
 
 def is_better(objective: ObjectiveConfig, ours: tuple[float, float | None], theirs: tuple[float, float | None]) -> bool:
@@ -260,7 +290,12 @@ def summarise(
         if objective is None
         else {
             **{"metric": objective.metric, "goal": objective.goal, "at": objective.at, "value": value},
-            **({"then": _tie_break(objective.then, measured if value is not None else None)} if objective.then else {}),
+            **({"then": _entry(objective.then, measured if value is not None else None)} if objective.then else {}),
+            **(
+                {"pareto": [_entry(one, measured if value is not None else None) for one in objective.pareto]}
+                if objective.pareto
+                else {}
+            ),
         },
         "curve": measured.whole_curve() if measured is not None else [],
         "verdict": None,

@@ -17,12 +17,15 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
+from looplab.decide import pareto
+from looplab.decide.belief import describe, describe_before, recorded_belief
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.plan import RunPlan
 from looplab.ledger.roles import Origin, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView, is_failed
 from looplab.measure.discover import reader_of
+from looplab.measure.run_metrics import further_values, sign_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
 from looplab.report.judged import (
@@ -117,6 +120,20 @@ class KnobFacts:
     declared: bool
     """Whether it is a knob of the study, not just a key that differs."""
     varies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoFacts:
+    """The runs that no other run dominates."""
+
+    metrics: tuple[str, ...]
+    """The objectives, the first one first."""
+    runs: tuple[tuple[str, tuple[float, ...]], ...]
+    """Runs with their values, by the first objective."""
+    hypervolume: float
+    """Dominated volume, from a tenth of each range beyond the worst values."""
+    measured: int
+    """Runs that measured all objectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +238,12 @@ class StudyFacts:
     """Record of each proposer; None if there are no proposals."""
     watched: tuple[Watched, ...]
     reproduced: tuple[Reproduced, ...]
+    beliefs: tuple[str, ...]
+    """What the model of the search believes, in sentences; empty: there is none."""
+    beliefs_before: tuple[str, ...]
+    """What earlier studies predicted before the first run."""
+    front: ParetoFacts | None
+    """None if the study has one objective."""
     head: str
     """Head of the ledger's chain, `number:hash`, for `looplab verify --against`."""
     _places: dict[str, int] = field(repr=False)
@@ -343,6 +366,9 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyView) -> StudyFacts:
         alarms=alarms_of(record, judge),
         judge=judge,
         mix=mix_facts(record, [run.row for run in runs]),
+        beliefs=_beliefs(study, record),
+        beliefs_before=_beliefs_before(study, record),
+        front=_front(study, outputs, [run.row for run in runs]),
         watched=watched(record),
         reproduced=reproduced(record),
         head="{}:{}".format(*record.ledger.head()),
@@ -582,6 +608,48 @@ def _champions(judge: Judged, runs: Sequence[RunFacts], places: Mapping[str, int
         n = max(ended, default=1) if steps else runs[places[one.run]].row.n
         steps.append(Best(n, one.run, one.mean))
     return steps
+
+
+def _beliefs(study: StudyConfig, record: StudyView) -> tuple[str, ...]:
+    belief = recorded_belief(record)
+    return () if belief is None or study.objective is None else tuple(describe(belief, study.objective.metric))
+
+
+def _beliefs_before(study: StudyConfig, record: StudyView) -> tuple[str, ...]:
+    before = record.last_data("belief before")
+    if before is None or study.objective is None:
+        return ()
+    try:
+        return tuple(describe_before(before, study.objective.metric))
+    except (KeyError, TypeError, ValueError):  # of another version
+        return ()
+
+
+def _front(study: StudyConfig, outputs: Path, runs: Sequence[RunRow]) -> ParetoFacts | None:
+    """Return the Pareto front of the measured runs; the objective is the metric itself, without prices."""
+    objective = study.objective
+    if objective is None or not objective.pareto:
+        return None
+    goals = [objective.goal, *(one.goal for one in objective.pareto)]
+    found: list[tuple[str, tuple[float, ...]]] = []
+    for run in runs:
+        if run.objective is None or run.status != "ok" or run.verdict == "void" or run.role == Role.IMPORTED:
+            continue
+        further = further_values(objective, folder.read_json(outputs / run.id, "summary.json", strict=False))
+        known = [value for value in further if value is not None]
+        if len(known) < len(further):
+            continue
+        value = run.objective
+        for one, amount in zip(objective.pareto, known, strict=True):
+            value -= sign_of(one.goal) * sign_of(objective.goal) * (one.price or 0.0) * amount
+        found.append((run.id, (value, *known)))
+    points = [pareto.signed(values, goals) for _, values in found]
+    if not points:
+        return None
+    front = sorted((found[i] for i in pareto.pareto_front(points)), key=lambda one: one[1][0])
+    volume = pareto.hypervolume([pareto.signed(values, goals) for _, values in front], pareto.reference_point(points))
+    metrics = (objective.metric, *(one.metric for one in objective.pareto))
+    return ParetoFacts(metrics, tuple(front), volume, len(found))
 
 
 def _best(

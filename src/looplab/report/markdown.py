@@ -44,6 +44,8 @@ def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (),
         [f"# Report of study {text(facts.study)}"],
         _summary_section(facts),
         _judged(facts),
+        _front(facts),
+        _beliefs(facts),
         _pictures(plots),
         _metrics(facts),
         _knobs(facts, importance, label),
@@ -145,6 +147,32 @@ def _summary_section(facts: StudyFacts) -> list[str]:
     if facts.waiting:
         lines.append(f"- **Waiting:** {wording.plural(facts.waiting, 'proposal')} in the queue")
     lines += [f"- **Note:** {text(note)}" for note in facts.notes]
+    return lines
+
+
+def _front(facts: StudyFacts) -> list[str]:
+    front = facts.front
+    if front is None:
+        return []
+    linked = ((facts.run(id_), id_, values) for id_, values in front.runs)
+    rows = [(run_link(run) if run else id_, *map(wording.number, values)) for run, id_, values in linked]
+    return [
+        "## Pareto front",
+        "",
+        f"{wording.plural(len(rows), 'run')} of {front.measured} that no other run beats in every objective; "
+        f"hypervolume {wording.number(front.hypervolume)}.",
+        "",
+        *table(["run", *(code(metric) for metric in front.metrics)], rows, range(1, len(front.metrics) + 1)),
+    ]
+
+
+def _beliefs(facts: StudyFacts) -> list[str]:
+    lines = []
+    if facts.beliefs_before:
+        lines += ["## What the model believed before the first run", ""]
+        lines += ["From earlier studies of these knobs:", "", *(f"- {text(line)}" for line in facts.beliefs_before), ""]
+    if facts.beliefs:
+        lines += ["## What the model believes", "", *(f"- {text(line)}" for line in facts.beliefs)]
     return lines
 
 

@@ -109,7 +109,7 @@ def study_page(
         "metric": facts.metric,
         "goal": facts.goal,
         "at": facts.moment,
-        "notes": facts.notes,
+        "notes": [*facts.notes, *(f"The model: {line}" for line in facts.beliefs[:1])],
         "alarms": facts.alarms,
         "counts": sorted(facts.counts().items(), key=lambda count: -count[1]),
         "waiting": facts.waiting,

@@ -184,10 +184,11 @@ def test_mistakes_are_told(versions: Any) -> None:
 
 def test_folders_come_from_the_environment_and_arguments_reach_the_agent(versions: Any, tmp_path: Path) -> None:
     env = {"LOOPLAB_WORKDIR": str(versions.folder), "LOOPLAB_RUN_LOG_DIR": "codex_runs"}
-    versions("iterate", "2", "2", "--", "--search", cwd=tmp_path, env=env)
+    versions("iterate", "2", "--", "--search", cwd=tmp_path, env=env)
     (log,) = (versions.folder / "codex_runs").glob("*.jsonl")
     assert re.fullmatch(r"v1-to-v2-\d{8}-\d{6}\.jsonl", log.name)
     assert json.loads(log.read_text().splitlines()[0])["argv"][-1] == "--search"
+    assert "v2 done" in versions("agent-log", "--only", "final").out
 
 
 def test_the_agent_trains_through_the_slots_of_the_lab(versions: Any) -> None:
@@ -201,3 +202,35 @@ def test_the_agent_trains_through_the_slots_of_the_lab(versions: Any) -> None:
     assert versions.ask("SELECT study, status FROM runs") == [("toy.jobs", "ok")]
     assert "looplab submit" in (versions.aside / "prompt-v2").read_text()
     assert "the record is whole" in versions("verify").out
+
+
+LATE = """
+import time
+if "--smoke" not in sys.argv:
+    time.sleep(3)
+"""
+
+
+def test_a_version_is_not_judged_while_it_trains(versions: Any) -> None:
+    """The agent ends before its training does, in a shell that does not know `python`."""
+    agent = versions.aside / "agent.py"
+    more = f"""
+body = {LATE!r}
+(folder / "train.py").write_text((beside / "train.txt").read_text().format(version=version, body=body, skill=skill))
+(folder / "artifacts/checkpoints/policy.json").unlink()
+submit = ["{versions.command}", "submit", "--detach", "--", "python", "-S", str(folder / "train.py")]
+subprocess.run(submit, check=True, env={{"PATH": "/nowhere", "HOME": "/"}})
+"""
+    agent.write_text(agent.read_text().replace("if version == 4:", f"{more}if version == 4:", 1))
+    data = json.loads((versions.folder / "iterate.yaml").read_text())
+    trained = {"submit": True, "trained": ["artifacts/checkpoints/*"]}
+    versions.write("iterate.yaml", json.dumps({**data, **trained}, indent=1))
+    project.git(versions.folder, "commit", "-qam", "submit")
+    done = versions("iterate", "2")
+    assert "waiting for 1 training(s) it submitted" in done.out
+    assert "v2: merged" in done.out
+    assert versions.ask("SELECT study, status FROM runs") == [("toy.jobs", "ok")]
+    idle = agent.read_text().replace("subprocess.run(submit", "0 and subprocess.run(submit")
+    copy = "import shutil; shutil.copy('experiments/v2/artifacts/checkpoints/policy.json', folder / 'artifacts/checkpoints')\n"
+    agent.write_text(idle.replace("if version == 4:", f"{copy}if version == 4:", 1))
+    assert "nothing was submitted" in versions("iterate", "3", "--retries", "0", code=1).out

@@ -208,14 +208,42 @@ def test_the_lab_on_another_branch_is_reported_and_nothing_is_lost(lab: Lab) -> 
 
 
 def test_what_is_in_the_way_of_a_merge_is_reported_and_nothing_is_lost(lab: Lab) -> None:
-    lab.agent("\nPath('shared.txt').write_text('of the agent')\n")
-    (lab.folder / "shared.txt").write_text("of a person")
-    with pytest.raises(LabError, match=r"shared\.txt"):
+    mine = lab.folder / "experiments/v2/train.py"
+    lab.free_agent(f"\nmine = Path({str(mine)!r})\nmine.parent.mkdir()\nmine.write_text('of a person')\n")
+    with pytest.raises(LabError, match=r"train\.py"):
         lab.go(2)
-    (lab.folder / "shared.txt").unlink()
+    mine.unlink()
     assert last(lab.go(2)) == ("merged", "")
-    assert (lab.folder / "shared.txt").read_text() == "of the agent"
+    assert "# version 2" in mine.read_text()
     assert lab.calls == ["v2"]
+
+
+def test_new_files_outside_of_the_version_are_left_out_and_named(lab: Lab) -> None:
+    lab.agent("\nPath('last.md').write_text('done')\nPath('notes').mkdir()\nPath('notes/a.txt').write_text('a')\n")
+    assert last(lab.go(2)) == ("merged", "")
+    assert any("left out" in line and "last.md, notes/a.txt" in line for line in lab.told)
+    assert not (lab.folder / "last.md").exists()
+    assert "last.md" not in project.git(lab.folder, "ls-files")
+    assert (lab.folder / ".looplab/iterate/v2.left-out/notes/a.txt").read_text() == "a"
+
+
+def test_a_version_that_needs_a_file_that_is_left_out_fails(lab: Lab) -> None:
+    lab.agent("""
+Path("helper.py").write_text("x = 1")
+path = folder / "train.py"
+path.write_text("import sys; sys.path.insert(0, '.'); import helper\\n" + path.read_text())
+""")
+    state, why = last(lab.go(2, retries=0))
+    assert state == "failed"
+    assert "No module named 'helper'" in why
+
+
+def test_changing_other_files_is_refused(lab: Lab) -> None:
+    (lab.folder / "README.md").write_text("read me")
+    project.git(lab.folder, "add", "README.md")
+    project.git(lab.folder, "commit", "-qm", "readme")
+    lab.agent("\nPath('README.md').write_text('mine')\n")
+    assert last(lab.go(2, retries=0)) == ("failed", "scope: README.md was changed; only experiments/v2/ may be")
 
 
 def test_a_worktree_that_was_removed_is_a_failed_attempt(lab: Lab) -> None:
@@ -230,6 +258,7 @@ def test_it_is_pushed_only_when_asked(lab: Lab, tmp_path: Path) -> None:
     remote: Callable[[], str] = lambda: project.git(tmp_path / "remote.git", "log", "-1", "--format=%s", "main")  # noqa: E731
     lab.go(2)
     assert remote() == "start"
+    project.git(lab.folder, "branch", "--unset-upstream")
     lab.change(push=True)
     lab.go(3)
     assert remote().startswith("v3: discard")

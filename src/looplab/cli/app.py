@@ -825,7 +825,9 @@ def fetch_config(
 def iterate(
     start: Annotated[str, typer.Argument(help="The first version to make; or `status`: what became of them.")],
     end: Annotated[int | None, typer.Argument(help="The last version (default: START).")] = None,
-    extra: Annotated[list[str] | None, typer.Argument(help="After `--`: further arguments of the agent.")] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--extra", help="Further arguments of the agent; or write them after `--`.")
+    ] = None,
     agent: Annotated[
         str | None, typer.Option("--agent", help="codex, claude or command, instead of iterate.yaml's.")
     ] = None,

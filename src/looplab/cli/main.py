@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 MULTI_VALUE = ("--cfgs", "--change", "--changes", "--gpus", "--extra-args")
 """Options that take every word up to the next option: `--cfgs a.json b.json`."""
-TRAINER_COMMANDS = ("run", "plan", "edit", "probe")
-"""Commands that pass the words after `--` to the trainer. These become `--extra` options, so that a stray word before
-`--` (such as a study's name) is an error and not an argument of the trainer."""
+TRAINER_COMMANDS = ("run", "plan", "edit", "probe", "iterate")
+"""Commands that pass the words after `--` to the trainer, or to the agent. These become `--extra` options, so that a
+stray word before `--` (such as a study's name) is an error and not an argument of the trainer."""
 
 
 def expand_argv(argv: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from looplab.cli.running import run as run_study
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import StudyView
 from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.lock import engine_pid
 from looplab.loop.session import check_study
@@ -124,15 +125,29 @@ def agent_log(folder: Path | None, log: str | None, only: str | None, json: bool
 
 
 def _find_log(lab: Path, log: str | None) -> Path:
-    """Return the log of a call, by its path or by a prefix of its name in agent_runs; None: the newest."""
+    """Return the log of a call, by its path or by a prefix of its name; None: the newest."""
     if log is not None and Path(log).is_file():
         return Path(log)
-    logs = [path for path in (lab / "agent_runs").glob("*.jsonl") if log is None or path.name.startswith(log)]
+    known = [path for folder in _log_folders(lab) for path in folder.glob("*.jsonl")]
+    logs = [path for path in known if log is None or path.name.startswith(log)]
     found = sorted(logs, key=_age)
     if not found:
         raise LabError("no agent has been called in this lab yet" if log is None else f"there is no log {log!r}",
-                       hint="logs are the .jsonl files in agent_runs/")  # fmt: skip
+                       hint="logs are the .jsonl files in agent_runs/, or where iterate.yaml puts them")  # fmt: skip
     return found[-1]
+
+
+def _log_folders(lab: Path) -> list[Path]:
+    """Return the folders with logs of agents: the usual one, that of iterate.yaml, and those of recorded calls."""
+    from looplab.iterate import settings
+    from looplab.ledger.versions import STUDY
+
+    folders = {lab / "agent_runs"}
+    if (lab / settings.FILE).exists():
+        folders.add(lab / settings.load(lab).logs)
+    with contextlib.suppress(LabError), contextlib.closing(open_for_reading(open_lab(lab))) as ledger:
+        folders |= {Path(call["log"]).parent for call in StudyView(ledger, STUDY).events_of("agent asked")}
+    return sorted(folders)
 
 
 def _age(log: Path) -> tuple[str, int, int]:

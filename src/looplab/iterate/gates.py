@@ -17,7 +17,7 @@ from typing import Any
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.iterate import trial
-from looplab.iterate.settings import Evaluate, Schedule, Smoke
+from looplab.iterate.settings import Evaluate, Schedule, Smoke, ValueGate
 from looplab.untrusted import load_json, read_bounded, real_path
 
 HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*")
@@ -126,6 +126,22 @@ def check_artifacts(version: Path, patterns: Sequence[str]) -> list[GateFinding]
         files = [p for p in version.glob(pattern) if p.is_file() and p.name != ".gitkeep" and p.stat().st_size > 0]
         why = f"{pattern}: {len(files)} file(s)" if files else f"no non-empty file matches {pattern}"
         found.append(GateFinding(bool(files), "artifacts", why))
+    return found
+
+
+def check_values(version: Path, values: Sequence[ValueGate]) -> list[GateFinding]:
+    """Check numbers in the version's JSON files against their bounds."""
+    found = []
+    for gate in values:
+        data, problem = _read_json(version / gate.file)
+        value = None if problem else value_at(data, gate.key)
+        low, high = gate.at_least, gate.at_most
+        named = (("at least", low), ("at most", high))
+        bounds = [f"{word} {bound:g}" for word, bound in named if bound is not None]
+        bounded = float(value) if _is_number(value) else math.nan  # type: ignore[arg-type]
+        in_bounds = (low is None or bounded >= low) and (high is None or bounded <= high)
+        why = problem or f"{gate.key} in {gate.file} is {value!r} and must be {' and '.join(bounds)}"
+        found.append(GateFinding(in_bounds, "values", why))
     return found
 
 

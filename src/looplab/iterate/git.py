@@ -86,10 +86,18 @@ class Repo:
         """Push the lab's branch; return the error message, empty on success."""
         try:
             # The repository may configure another program; the command line takes precedence.
-            git(self.lab, "push", "--receive-pack=git-receive-pack")
+            git(self.lab, "push", "--receive-pack=git-receive-pack", *self._upstream())
         except LabError as error:
             return error.message
         return ""
+
+    def _upstream(self) -> tuple[str, ...]:
+        """Return the arguments that set the branch's upstream, if it has none: `origin`, or the only remote."""
+        if git(self.lab, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}", ok=True):
+            return ()
+        remotes = git(self.lab, "remote", ok=True).split()
+        remote = "origin" if "origin" in remotes else remotes[0] if len(remotes) == 1 else None
+        return () if remote is None else ("--set-upstream", remote, self.branch())
 
     def _identity(self) -> tuple[str, ...]:
         known = git(self.lab, "config", "user.name", ok=True) and git(self.lab, "config", "user.email", ok=True)
@@ -147,6 +155,29 @@ class Worktree:
         if self.git("diff-index", "--cached", "--name-only", "HEAD", "--"):
             self.git(*self.repo._identity(), "commit", "--quiet", "--no-verify", "-m", message)
         return self.git("rev-parse", "HEAD")
+
+    def changed_outside(self, base: str, folder: str, ignore: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
+        """Return what differs from a commit outside of a folder of the lab, as paths in the repository.
+
+        Args:
+            base: The commit.
+            folder: Folder of the lab whose changes are expected.
+            ignore: Other paths in the repository that do not count.
+
+        Returns:
+            Files of the commit that were changed or removed, or files that were committed since; and new files that are
+            not in git.
+        """
+        options = ("-z", "--name-only", "--no-renames", "--ignore-submodules=dirty")
+        changed = self.git("diff-index", *options, base, "--").split("\0")
+        new = self.git("ls-files", "--others", "--exclude-standard", "-z", "--full-name", "--", ":/").split("\0")
+        expected = (self.repo.prefix / folder, *(Path(name) for name in ignore))
+
+        def is_outside(name: str) -> bool:
+            path = Path(name)
+            return bool(name) and CACHE not in path.parts and not any(path.is_relative_to(one) for one in expected)
+
+        return [name for name in changed if is_outside(name)], [name for name in new if is_outside(name)]
 
     def _submodules(self) -> list[str]:
         """Return the submodules, as paths in the repository."""

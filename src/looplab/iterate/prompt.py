@@ -39,15 +39,18 @@ Rules:
 - End with a summary of `git status --short`, and the words "v{X} done".
 """
 SUBMIT = """
-   Train through the lab: `{looplab} submit -- python {version}/train.py ...` waits for a free slot, shows the output,
-   and continues if you are interrupted; the same command attaches to it. Do not train in the background."""
+   Train through the lab: `{looplab} submit -- {python} {version}/train.py ...` waits for a free slot, shows the output,
+   and continues if you are interrupted; the same command attaches to it. Do not train in the background. The version is
+   checked when everything that you submitted has ended."""
 VENV = """
    Python is in `venv/` at the root: `uv venv venv` if it is missing, then `source venv/bin/activate`; install with
    `uv pip install`."""
 INTERRUPTED = "You were interrupted. What you had done is still in the worktree; look at it and continue from there."
 
 
-def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, submit: bool) -> str:
+def make(
+    settings: IterateConfig, number: int, previous: int | None, lab: Path, submit: bool, python: str | Path = "python"
+) -> str:
     """Return the prompt for a version.
 
     Args:
@@ -56,6 +59,7 @@ def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, 
         previous: Version before it; None if there is none.
         lab: Folder of the lab.
         submit: Whether the agent trains through `looplab submit`.
+        python: Interpreter of the versions; the agent's shell may have another PATH.
     """
     version = f"{settings.experiments}/v{number}"
     document = f"dev_v{number}.md"
@@ -70,6 +74,7 @@ def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, 
     variables = {
         "submit": SUBMIT if submit else "",
         "looplab": _command(),
+        "python": str(python),
         "venv": VENV if settings.venv else "",
         "checks": "\n".join(f"- {line}" for line in _checks(settings, document)),
         "sections": _names(settings),
@@ -103,6 +108,9 @@ def _checks(settings: IterateConfig, document: str) -> list[str]:
     if settings.smoke:
         checks.append(f"`{' '.join(settings.smoke.command)}` succeeds within {settings.smoke.timeout:g} s")
     checks += [f"a non-empty file matches {{version}}/{pattern}" for pattern in settings.artifacts]
+    checks += [f"{{version}}/{pattern} was written by a training that you submitted" for pattern in settings.trained]
+    checks += [f"{gate.key} in {{version}}/{gate.file} is within its bounds" for gate in settings.values]
+    checks.append("nothing outside of {version}/ was changed")
     if settings.schedule:
         checks.append(
             f"every value declared in {{version}}/{settings.schedule.declared} is reached in {settings.schedule.trace}"

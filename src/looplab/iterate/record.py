@@ -60,6 +60,8 @@ class Attempt:
     """The lab's branch."""
     begun: int
     """Position of its first event in the history."""
+    began: float = 0.0
+    """Unix time of that event."""
     prepared: dict[str, Any] | None = None
     calls: list[Call] = field(default_factory=list)
     findings: dict[int, list[GateFinding]] = field(default_factory=dict)
@@ -175,13 +177,15 @@ def _apply(history: VersionHistory, calls: dict[str, Call], event: Event, number
         if tries and tries[-1].end is None:
             tries[-1].forged = data["why"]
     elif event.run is not None and event.kind.startswith("version "):
-        _apply_version_event(history, int(event.run[1:]), event.kind.removeprefix("version "), data, number)
+        _apply_version_event(history, int(event.run[1:]), event.kind.removeprefix("version "), data, number, event.at)
 
 
-def _apply_version_event(history: VersionHistory, version: int, step: str, data: dict[str, Any], number: int) -> None:
+def _apply_version_event(
+    history: VersionHistory, version: int, step: str, data: dict[str, Any], number: int, at: float
+) -> None:
     tries = history.attempts.get(version, [])
     if step == "begun":
-        attempt = Attempt(version, data["attempt"], data["branch"], data["base"], data["onto"], number)
+        attempt = Attempt(version, data["attempt"], data["branch"], data["base"], data["onto"], number, at)
         history.attempts.setdefault(version, []).append(attempt)
     elif step == "champion":
         history.champion = version

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from looplab.agents.base import AgentSpec, Limits
 from looplab.agents.run import spec_of
@@ -85,6 +85,23 @@ class Schedule(Section):
     """Whether a value that is never reached fails the version instead of a warning."""
 
 
+class ValueGate(Section):
+    """A bound of a number in a JSON file of the version."""
+
+    file: str
+    """Path below the version's folder."""
+    key: str
+    """Dots lead into objects."""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> ValueGate:
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("at_least, at_most or both are needed")
+        return self
+
+
 class VersionJudging(Section):
     """Test that a version must pass to become the champion."""
 
@@ -124,6 +141,11 @@ class IterateConfig(Section):
     evaluate: Evaluate
     artifacts: Texts = Field(default_factory=list)
     """Patterns below the version's folder; each must match a non-empty file."""
+    trained: Texts = Field(default_factory=list)
+    """Patterns of files, such as checkpoints, that a training of this version must have written through
+    `looplab submit`; copies of another version's files do not pass."""
+    values: list[ValueGate] = Field(default_factory=list)
+    """Numbers that the version's files must contain, such as the number of parallel envs."""
     schedule: Schedule | None = None
     instructions: Texts = Field(default_factory=list)
     """Sentences about the training, for the prompt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from looplab.errors import LabError
 from looplab.iterate import gates, prompt, seal, trial
 from looplab.iterate.gates import GateFinding, Measured
 from looplab.iterate.git import Repo, Worktree
+from looplab.iterate.jobs import Training, check_trained, trainings
 from looplab.iterate.record import Attempt, Call, VersionHistory, VersionLedger, findings_to_json
 from looplab.iterate.settings import FILE, IterateConfig
 from looplab.iterate.verdict import interval, judge
@@ -33,13 +35,18 @@ from looplab.judge.base import Verdict
 from looplab.ledger import catalogue
 from looplab.ledger.view import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
-from looplab.loop.submitting import start_engine
+from looplab.loop.submitting import engine_log, start_engine
 from looplab.runs.tree import copy as copy_below
+from looplab.runs.tree import remove as remove_below
 from looplab.untrusted import real_path
 
 HOME = ".looplab/iterate"
 RESULT = "evaluation.json"
 """File in a version's folder with the result of the frozen evaluation and the verdict."""
+WAIT_S = 0.5
+"""Seconds between two looks at the trainings of a version."""
+MAX_ENGINES = 3
+"""Engines that are started for the trainings of a version before it is given up."""
 SHOWN = 160
 """Characters of an agent's message that are shown."""
 
@@ -278,7 +285,9 @@ class Iteration:
         if earlier is not None and earlier.ok and earlier.session and earlier.cli == self.spec.cli:
             session = AgentSession(earlier.session)  # it remembers the task
         else:
-            text.append(prompt.make(self.settings, number, self.previous(number), self.lab, self._uses_submit()))
+            text.append(
+                prompt.make(self.settings, number, self.previous(number), self.lab, self._uses_submit(), self.python)
+            )
         if ask > 1:
             text.append(prompt.make_retry(attempt.findings[ask - 1], number))
         if earlier is not None and earlier.interrupted:
@@ -304,9 +313,12 @@ class Iteration:
         """Start an engine for what the agent submits. It is not a child of the agent, since it would end with it."""
         if not self._uses_submit():
             return
+        if not self._has_engine():
+            start_engine(self.lab, load_lab(self.lab).study(self.settings.study).name, owner_pid=os.getpid())
+
+    def _has_engine(self) -> bool:
         study = load_lab(self.lab).study(self.settings.study).name
-        if engine_pid(self.lab, study + JOBS_SUFFIX) is None:
-            start_engine(self.lab, study, owner_pid=os.getpid())
+        return engine_pid(self.lab, study + JOBS_SUFFIX) is not None
 
     def _spec_with_ledger(self) -> AgentSpec:
         """Return the spec with write access to the ledger, through which `looplab submit` reaches the lab."""
@@ -348,11 +360,13 @@ class Iteration:
     def _check(self, attempt: Attempt) -> None:
         number, ask = attempt.version, attempt.ask
         call = attempt.calls[-1]
+        self._wait_for_trainings(attempt)
         self.ledger.record(catalogue.VersionCheckingEvent(ask=ask), number)
         tree = self.repo.tree(self._tree(number))
         void = self._tampered(attempt, tree)
         findings = [] if void else [GateFinding(call.ok, "agent", call.why or "it succeeded")]
         if call.ok and not void:
+            findings += self._check_scope(attempt, tree)
             findings += self._gates(attempt, tree)
             void = self._tampered(attempt, tree)  # the smoke run is the agent's code, too
         if not void and not any(finding.stops for finding in findings):
@@ -365,6 +379,48 @@ class Iteration:
                 self.tell(f"v{number}: {'warning: ' if finding.warning else ''}{finding.what}: {_short(finding.why)}")
         event = catalogue.VersionCheckedEvent(ask=ask, findings=findings_to_json(findings), void=void)
         self.ledger.record(event, number)
+
+    def _trainings(self, attempt: Attempt) -> list[Training]:
+        """Return what this attempt submitted."""
+        if not self._uses_submit():
+            return []
+        study = load_lab(self.lab).study(self.settings.study).name
+        return trainings(self.ledger.ledger, study, f"{HOME}/v{attempt.version}", attempt.began)
+
+    def _wait_for_trainings(self, attempt: Attempt) -> None:
+        """Wait for the end of what the agent submitted: a version is not judged while it trains."""
+        shown: list[str] = []
+        engines = 0
+        while open_ones := [one.command for one in self._trainings(attempt) if one.status is None]:
+            if open_ones != shown:
+                self.tell(f"v{attempt.version}: waiting for {len(open_ones)} training(s) it submitted: {open_ones[0]}")
+                shown = open_ones
+            if not self._has_engine():
+                engines += 1
+                if engines > MAX_ENGINES:
+                    log = engine_log(self.lab, load_lab(self.lab).study(self.settings.study).name)
+                    self.tell(f"v{attempt.version}: the submitted trainings are not run; see {log}")
+                    return
+                self._ensure_engine()
+            time.sleep(WAIT_S)
+
+    def _check_scope(self, attempt: Attempt, tree: Worktree) -> list[GateFinding]:
+        """Check that only the version's folder was changed. New files elsewhere are set aside before the smoke run."""
+        assert attempt.prepared is not None
+        folder = self._folder(attempt.version)
+        sealed = tuple(str(self.repo.prefix / name) for name in self._sealed_paths(attempt.version))  # void, if changed
+        ignore = (*self._never_committed(), *sealed)
+        changed, new = tree.changed_outside(attempt.prepared["base"], folder, ignore)
+        aside = self.lab / HOME / f"v{attempt.version}.left-out"
+        for name in new:
+            aside.mkdir(parents=True, exist_ok=True)
+            copy_below(tree.path, aside, name)
+            remove_below(tree.path, name)
+        found = [GateFinding(False, "scope", f"{name} was changed; only {folder}/ may be") for name in changed]
+        if new:
+            why = f"left out, because only {folder}/ may change: {', '.join(new[:5])} (kept in {aside})"
+            found.append(GateFinding(False, "scope", why, warning=True))
+        return found or [GateFinding(True, "scope", f"only {folder}/ was changed")]
 
     def _tampered(self, attempt: Attempt, tree: Worktree) -> str:
         """Return what was changed that must not change; empty if nothing was."""
@@ -401,6 +457,9 @@ class Iteration:
         found = gates.check_document(version / f"dev_v{number}.md", settings.sections)
         found += gates.check_files(version)
         found += gates.check_artifacts(version, settings.artifacts)
+        found += gates.check_values(version, settings.values)
+        if settings.trained and self._uses_submit():
+            found += check_trained(version, settings.trained, self._trainings(attempt), version.parent)
         if settings.schedule:
             found += gates.check_schedule(version, settings.schedule)
         if settings.smoke:

@@ -233,7 +233,7 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
         )
     folder = inside(lab, cwd, "the command's folder")
     try:
-        program = find_program(argv[0], folder, env)
+        program = _find_python(lab, argv[0], folder, env) or find_program(argv[0], folder, env)
     except LabError as error:
         what = error.message.removeprefix("trainer not found: ")
         raise LabError(
@@ -242,6 +242,17 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
     return SubmittedJob(
         tuple(argv), program, os.path.relpath(folder, lab.resolve()), _named_files(lab.resolve(), folder, argv)
     )
+
+
+def _find_python(lab: Path, name: str, folder: Path, env: Mapping[str, str]) -> str | None:
+    """Return the lab's Python for a `python` that PATH does not have, as in the login shell of an agent; else None."""
+    if name not in ("python", "python3"):
+        return None
+    try:
+        return find_program(name, folder, env)
+    except LabError:
+        own = lab / "venv" / "bin" / name
+        return str(own) if own.exists() else sys.executable
 
 
 def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:

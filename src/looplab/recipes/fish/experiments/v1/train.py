@@ -5,8 +5,8 @@
 
 Writes to --out (default: the artifacts folder next to this file): checkpoints/policy.json with its weights,
 logs/metrics.jsonl, plots/curves.png, media/episode.gif, schedule.json (declared schedules), schedule_trace.json (actual
-schedules), and eval.json, the result of the frozen evaluation. `survival_rate` in the log is the expected fraction of
-fish that survive an episode at the death rate of that iteration; only eval.json counts as a result.
+schedules), settings.json, and eval.json, the result of the frozen evaluation. `survival_rate` in the log is the
+expected fraction of fish that survive an episode at the death rate of that iteration; only eval.json is a result.
 
 SIGTERM saves first (exit code 143). A run that was killed at any moment resumes from resume/ with the same command, and
 ends with the same weights and rows, to the bit; with another config or changed code it starts from scratch.
@@ -296,6 +296,7 @@ def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
     # The lab reads metrics.jsonl from the top of the run folder.
     in_lab = "LOOPLAB_RUN_DIR" in os.environ and out.resolve() == trainkit.run_dir().resolve()
     log_file = out / "metrics.jsonl" if in_lab else out / "logs" / "metrics.jsonl"
+    write_json(out / "settings.json", asdict(config))
     write_json(out / "schedule.json", {n: {"start": a, "end": b} for n, (a, b) in declared_schedules(config).items()})
     rows: list[dict[str, float]] = []
     counters: dict[str, Any] = {"identity": identity(config, smoke), "samples": 0, "seconds": 0.0, "rows": rows}

@@ -81,6 +81,7 @@ def test_links_of_the_pages_lead_somewhere() -> None:
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
 
 
+@pytest.mark.slow
 def test_the_trainer_that_a_page_shows_trains(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "rl.md").read_text()
     code = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    ") and "looplab init" not in line)

@@ -47,6 +47,7 @@ def call(env: dict[str, str], *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_recipe_and_a_source_of_another_package_are_used(installed: dict[str, str], tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     call(installed, "init", "parabola", str(lab))
@@ -85,6 +86,7 @@ budget: {{runs: {runs}}}
 """
 
 
+@pytest.mark.slow
 def test_a_study_uses_a_plug_in_of_every_kind(installed: dict[str, str], tmp_path: Path) -> None:
     lab, parrot, alarms = tmp_path / "lab", tmp_path / "parrot", tmp_path / "alarms.txt"
     call(installed, "init", "parabola", str(lab))
@@ -142,6 +144,7 @@ def test_a_reader_of_another_package_is_asked_first(installed: dict[str, str], t
     assert "-Dlr" in (tmp_path / "lab.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_example_passes_the_contracts(installed: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(EXAMPLE / "tests")]
     done = subprocess.run(command, env=installed, capture_output=True, text=True, cwd=EXAMPLE)

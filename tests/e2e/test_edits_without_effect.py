@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 DERIVED = {"derive": {"steps": "train.batch // 16"}}
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_derived_key_is_told_by_propose_plan_run_and_show(lab: Any) -> None:
     lab.configure(**DERIVED)
     said = "steps is derived: 9 → 2: train.batch // 16"
@@ -23,6 +26,7 @@ def test_a_program_that_edits_only_a_derived_key_is_told_the_derivation(lab: Any
     assert "steps is derived: 9 → 2: train.batch // 16" in lab("run", "--rounds", "2").out
 
 
+@pytest.mark.slow
 def test_rules_and_search_use_a_knob_that_the_base_lacks(lab: Any) -> None:
     knobs = {**lab.study["knobs"], "train.clip": {"type": "float", "low": 0.1, "high": 10, "default": 1}}
     lab.configure(knobs=knobs, proposers=[{"rules": "rules.yaml"}])

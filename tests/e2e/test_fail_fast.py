@@ -50,6 +50,7 @@ def test_a_lab_file_may_say_keep_going(searched: Any) -> None:
     assert searched.count() == 6
 
 
+@pytest.mark.slow
 def test_a_fixed_trainer_is_tried_again_by_resume(searched: Any) -> None:
     trainer = (searched.folder / "train.py").read_text()
     searched.write("train.py", "raise SystemExit(1)\n")

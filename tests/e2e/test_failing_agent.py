@@ -35,6 +35,7 @@ def proposers(lab: Any) -> list[str]:
 FAILED = {"exit": 1, "text": "network error"}
 
 
+@pytest.mark.slow
 def test_a_failed_call_is_repeated_and_everybody_can_see_it(piloted: Any) -> None:
     script(piloted, FAILED, {"file": proposal("train.lr@set=0.2")}, {"file": proposal("train.lr@set=0.4")})
     done = piloted("autopilot", "--runs", "2")
@@ -51,6 +52,7 @@ def test_a_failed_call_is_repeated_and_everybody_can_see_it(piloted: Any) -> Non
     assert piloted("verify").code == 0
 
 
+@pytest.mark.slow
 def test_with_a_dead_agent_a_search_stands_in_until_all_proposals_are_decided(piloted: Any) -> None:
     script(piloted, FAILED)
     change(piloted, backoff="1h", call_retries=0)
@@ -69,6 +71,7 @@ def test_what_keeps_the_agent_from_starting_does_not_end_the_night(piloted: Any,
     assert ("NO_SUCH_KEY, which is not set" if "env" in trouble else "'no-such-program' was not found") in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["command line", "lab file"])
 def test_told_to_stop_it_ends_with_an_error_that_is_told_everywhere(piloted: Any, where: str) -> None:
     script(piloted, FAILED)
@@ -89,6 +92,7 @@ def test_told_to_stop_it_ends_with_an_error_that_is_told_everywhere(piloted: Any
     assert proposers(piloted) == ["base", "agent", "agent"]
 
 
+@pytest.mark.slow
 def test_where_nothing_can_stand_in_it_waits_and_people_can_still_steer(piloted: Any) -> None:
     script(piloted, FAILED)
     change(piloted, backoff="1h", call_retries=0)

@@ -120,6 +120,7 @@ def test_a_config_is_run_again_when_asked_and_never_replaced_in_silence(lab) -> 
     assert lab.all("run.json")[2]["proposer"] == "rules"
 
 
+@pytest.mark.slow
 def test_arguments_are_part_of_what_a_run_is(lab) -> None:
     with_rules(lab)
     for steps in (400, 800):
@@ -139,6 +140,7 @@ def test_arguments_are_part_of_what_a_run_is(lab) -> None:
     assert "are not compared with runs that are trained otherwise" in lab("plan").out
 
 
+@pytest.mark.slow
 def test_runs_with_other_arguments_are_not_compared(lab) -> None:
     """The trainer reaches a lower loss with more steps; that is no reason to call the config better."""
     lab.write("train.py", (lab.folder / "train.py").read_text().replace(
@@ -193,6 +195,7 @@ def test_flags_change_what_a_proposal_starts_from(lab) -> None:
     assert lab.all("run.json")[2]["proposer"] == "rules"
 
 
+@pytest.mark.slow
 def test_plan_and_check_show_command_folder_and_environment(lab) -> None:
     lab.configure(launch={**lab.study["launch"], "env": {"PYTHONPATH": "src", "API_KEY": "s3cr3t-value-123"}})
     lab.queue("train.lr@set=0.2")

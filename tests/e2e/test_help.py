@@ -34,6 +34,7 @@ def test_every_command_has_help(lab, command: str) -> None:
     assert len(out.splitlines()) > 3
 
 
+@pytest.mark.slow
 def test_every_command_is_in_one_group_and_its_example_can_be_parsed(lab) -> None:
     groups = [name for names in GROUPS.values() for name in names]
     assert sorted(groups) == sorted([*COMMANDS, "analyze"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 MESSY = """\
 import json, os, sys
+import pytest
 config = json.load(open(os.environ["LOOPLAB_CONFIG"]))
 run_dir, metrics = os.environ["LOOPLAB_RUN_DIR"], os.environ["LOOPLAB_METRICS"]
 record = os.path.join(run_dir, "record")
@@ -23,6 +24,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_spoils_its_folder_costs_neither_the_study_nor_a_resume(lab) -> None:
     lab.write("train.py", MESSY)
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")

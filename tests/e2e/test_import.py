@@ -154,6 +154,7 @@ def test_the_tables_are_rebuilt_with_imported_runs(lab: Any, autopilot: Path) ->
     assert "whole" in lab("verify").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("before", [True, False])
 def test_an_import_that_is_killed_is_completed(lab: Any, autopilot: Path, before: bool, calls: int) -> None:
@@ -242,6 +243,7 @@ def test_hostile_folders_are_named_and_harm_nothing(lab: Any, tmp_path: Path) ->
     assert "whole" in lab("verify").out
 
 
+@pytest.mark.slow
 def test_trials_of_optuna_are_imported(lab: Any, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -308,6 +310,7 @@ def test_an_imported_run_cannot_be_reproduced(lab: Any, autopilot: Path) -> None
     assert "was imported" in lab("reproduce", "1", code=2).err
 
 
+@pytest.mark.slow
 def test_imported_runs_follow_a_changed_objective(lab: Any, autopilot: Path) -> None:
     lab("import", autopilot)
     lab("run", "--rounds", "1")

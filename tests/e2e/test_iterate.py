@@ -70,6 +70,7 @@ def check_tour(page: str) -> None:
     assert not re.search(r"(?:src|href)=\"(?!data:)", page)
 
 
+@pytest.mark.slow
 def test_a_version_that_is_there_is_not_made_again_and_a_failed_one_is_tried_anew(versions: Any) -> None:
     versions("iterate", "2", "4", code=1)
     versions("iterate", "2", "4", code=1)
@@ -96,6 +97,7 @@ def at_work(pid: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_killed_while_the_agent_works_the_same_command_lets_it_go_on(versions: Any, until: Any) -> None:
     agent, hold = versions.aside / "agent.py", versions.aside / "hold-v3"
     stubborn = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -114,6 +116,7 @@ def test_killed_while_the_agent_works_the_same_command_lets_it_go_on(versions: A
     assert "the record is whole" in versions("verify").out
 
 
+@pytest.mark.slow
 def test_killed_while_the_gates_look_nothing_is_asked_again(versions: Any, until: Any) -> None:
     kill_at(versions, until, "smoke")
     (versions.aside / "hold-smoke").unlink()

@@ -333,6 +333,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(HOSTILE, "20 MB", "a pipe", "a folder"))
 def test_a_hostile_answer_is_refused_with_its_reason_and_the_next_one_is_run(lab: Any, name: str) -> None:
     body, said = HOSTILE[name]
@@ -346,6 +347,7 @@ def test_a_hostile_answer_is_refused_with_its_reason_and_the_next_one_is_run(lab
     assert size < 40_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(HOSTILE, "a folder", "half an emoji"))
 def test_a_refused_answer_never_stops_resume(lab: Any, name: str) -> None:
     agent = Misbehaving(lab, HOSTILE[name][0].replace("if n == 1", "if True"), tries=1)
@@ -356,6 +358,7 @@ def test_a_refused_answer_never_stops_resume(lab: Any, name: str) -> None:
     lab("verify")
 
 
+@pytest.mark.slow
 def test_a_refused_edit_of_many_characters_is_cut_in_the_next_prompt(lab: Any) -> None:
     body = 'text = json.dumps({"proposals": [{"edits": ["train.lr@set=" + "9" * 90_000] * 8, "reason": "r" * 90_000}]})'
     agent = Misbehaving(lab, body)
@@ -373,6 +376,7 @@ for _ in range(8_000):
 """
 
 
+@pytest.mark.slow
 def test_an_agent_that_prints_much_has_a_bounded_log_and_its_last_line_is_the_answer(lab: Any) -> None:
     agent = Misbehaving(lab, PRINTS, log_mb=1)
     lab("autopilot", "--runs", "1")
@@ -402,6 +406,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(LEAKS, "escapes", "a partial config"))
 def test_a_key_that_reached_an_agent_is_in_no_file_and_not_in_the_terminal(lab: Any, name: str) -> None:
     body = 'key = os.environ["AGENT_ACCOUNT"]\nescaped = "".join(f"\\\\u{ord(c):04x}" for c in key)\n' + LEAKS[name]

@@ -104,6 +104,7 @@ def test_an_engine_that_is_killed_finds_such_a_run_again(lab, until) -> None:
     assert "the record is whole" in lab("verify").out
 
 
+@pytest.mark.slow
 def test_a_ledger_is_rebuilt_from_the_record_of_such_runs(lab) -> None:
     commanded(lab, "{out_dir}")("run")
     before = lab("show", "1").out
@@ -115,6 +116,7 @@ def test_a_ledger_is_rebuilt_from_the_record_of_such_runs(lab) -> None:
 # -- runs that write into looplab's folder
 
 
+@pytest.mark.slow
 def test_what_a_run_changes_in_its_record_is_reported_and_restored(lab) -> None:
     commanded(lab, "{run_dir}/record").queue("train.lr@set=0.3")
     # The trainer needs its config from elsewhere: it has just overwritten it.
@@ -241,6 +243,7 @@ def test_a_ledger_is_rebuilt_from_the_runs_of_an_early_version_and_the_study_goe
     assert len(facts["runs"]) == 3
 
 
+@pytest.mark.slow
 def test_pipes_and_folders_in_the_place_of_notes_and_lab_book_hold_up_nothing(lab) -> None:
     code = """
 import contextlib, shutil

@@ -246,6 +246,7 @@ def test_a_killed_suite_goes_on_and_starts_nothing_twice(toy: Any, until: Callab
     assert {stage["how"] for job in told["jobs"] for stage in job["stages"]} == {"skipped"}
 
 
+@pytest.mark.slow
 def test_the_first_ctrl_c_lets_stages_end_and_the_second_ends_them(toy: Any, until: Callable[..., Any]) -> None:
     write_suite(toy, {"name": "gsm8k", "edits": ["wait@set=mine"]}, {"name": "svamp", "edits": ["wait@set=mine"]})
     call = ("suite", "--config", "configs/suite.yaml")
@@ -286,6 +287,7 @@ def test_a_suite_may_name_its_config_and_its_own_fields(toy: Any) -> None:
 # -- cases
 
 
+@pytest.mark.slow
 def test_a_case_prints_the_file_that_it_made(toy: Any) -> None:
     call = ("case", "--config", "configs/c.yaml", "--example-ids", "0,6", "--tag", "dbg")
     assert "the case needs memory" in toy(*call, code=2).err
@@ -297,6 +299,7 @@ def test_a_case_prints_the_file_that_it_made(toy: Any) -> None:
     assert [Path(name).name for name in told["files"]] == ["dbg_T8.md"]
 
 
+@pytest.mark.slow
 def test_a_case_takes_the_options_that_its_command_names(toy: Any) -> None:
     toy("stage", "--config", "configs/c.yaml", *ALL)
     call = ("case", "--config", "configs/c.yaml")
@@ -316,6 +319,7 @@ def test_a_case_takes_the_options_that_its_command_names(toy: Any) -> None:
 # -- a study whose runs are pipelines
 
 
+@pytest.mark.slow
 def test_without_a_launch_a_run_of_the_study_is_all_of_its_stages(toy: Any) -> None:
     toy.write("lab.yaml", json.dumps({**STUDY, "base": "configs/c.yaml"}))
     toy("run", "--informal")
@@ -329,6 +333,7 @@ def test_without_a_launch_a_run_of_the_study_is_all_of_its_stages(toy: Any) -> N
 # -- the page
 
 
+@pytest.mark.slow
 def test_pipelines_are_part_of_the_record(toy: Any) -> None:
     toy("stage", "--config", "configs/c.yaml", "mine")
     toy("stage", "--config", "configs/c.yaml", "--edit", 'fail@set="select"', "mine", "select", "--run-id", "r", code=1)
@@ -352,6 +357,7 @@ def test_pipelines_are_part_of_the_record(toy: Any) -> None:
     toy("verify")
 
 
+@pytest.mark.slow
 def test_the_page_about_pipelines_works_as_printed(lab: Any) -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
     shown = []

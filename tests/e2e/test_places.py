@@ -50,6 +50,7 @@ def killed(lab: Any, until: Any, *args: str | Path) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_a_lab_that_is_renamed_while_it_runs_stops_with_one_line_and_is_resumed_elsewhere(
     lab: Any, until: Any, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_copy_of_a_lab_leaves_the_trainings_of_the_original_alone(lab: Any, un
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["stop", "resume"])
 def test_a_daemon_without_an_environment_does_not_outlive_engine_and_supervisor(
     lab: Any, until: Any, tmp_path: Path, command: str

@@ -25,6 +25,7 @@ def test_plan_of_a_new_lab_writes_nothing(lab) -> None:
     assert lab.tree() == before
 
 
+@pytest.mark.slow
 def test_plan_of_a_lab_that_has_run_writes_nothing(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     lab("run", "--rounds", "1")
@@ -34,6 +35,7 @@ def test_plan_of_a_lab_that_has_run_writes_nothing(lab) -> None:
     assert lab.tree() == before
 
 
+@pytest.mark.slow
 def test_plan_writes_nothing_while_an_engine_is_at_work(lab) -> None:
     lab.base(wait="gate")
     engine = lab.start("run")
@@ -46,6 +48,7 @@ def test_plan_writes_nothing_while_an_engine_is_at_work(lab) -> None:
     assert lab.ask("SELECT count(*) FROM runs") == [(1,)]
 
 
+@pytest.mark.slow
 def test_plan_shows_what_would_be_rejected_and_why(lab) -> None:
     lab.queue("train.lr@set=7", "nothing.here@mul=2")
     lab.configure(slots={"count": 3, "gpus": "none"})
@@ -67,6 +70,7 @@ def test_what_was_planned_is_what_is_run(lab) -> None:
     assert lab("plan", "--json").json()["runs"] == []
 
 
+@pytest.mark.slow
 def test_plan_counts_what_the_budget_leaves(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     lab("run", "--runs", "1")
@@ -74,11 +78,13 @@ def test_plan_counts_what_the_budget_leaves(lab) -> None:
     assert len(lab("plan", "--runs", "2", "--json").json()["runs"]) == 1
 
 
+@pytest.mark.slow
 def test_plan_says_when_nothing_is_left(lab) -> None:
     lab("run")
     assert "no runs would be planned: no proposer has anything left to try" in lab("plan").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [(), ("--keep-going",)], ids=["base again", "keep going"])
 def test_plan_after_a_base_that_failed(lab, option: tuple[str, ...]) -> None:
     lab.base(exit=1)
@@ -87,6 +93,7 @@ def test_plan_after_a_base_that_failed(lab, option: tuple[str, ...]) -> None:
     planned_and_run(lab, "--rounds", "2", *option, code=1)
 
 
+@pytest.mark.slow
 def test_plan_refuses_a_ledger_that_run_would_refuse(lab) -> None:
     lab("run", "--runs", "1")
     database = lab.folder / ".looplab" / "ledger.db"
@@ -131,6 +138,7 @@ def planned_and_run(lab: Any, *options: str, code: int = 0) -> None:
     assert [entry["config"] for entry in told] == [lab.read(path, "config.json") for path in run]
 
 
+@pytest.mark.slow
 def test_plan_shows_a_rule_that_fires(lab) -> None:
     lab.write("rules.yaml", RULES)
     lab.configure(proposers=[{"rules": "rules.yaml"}])
@@ -150,6 +158,7 @@ def test_plan_runs_the_labs_own_decide(lab) -> None:
     assert lab.all("config.json")[1]["train"]["lr"] == 0.5
 
 
+@pytest.mark.slow
 def test_plan_shows_the_seeds_of_the_noise_floor(lab) -> None:
     lab.base(seed=7)
     lab.configure(judge={"baseline_seeds": 2})
@@ -194,6 +203,7 @@ def test_plan_leaves_the_next_config_where_it_is(lab) -> None:
     assert lab.tree() == before
 
 
+@pytest.mark.slow
 def test_submitted_commands_use_the_budget_that_plan_shows(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     lab.configure(budget={"runs": 2})
@@ -204,6 +214,7 @@ def test_submitted_commands_use_the_budget_that_plan_shows(lab) -> None:
     assert "no runs would be planned: all 2 run(s) are done, 2 of them submitted commands" in lab("plan").out
 
 
+@pytest.mark.slow
 def test_plan_shows_a_run_that_somebody_wants_to_see_again_with_edits(lab) -> None:
     """What a watch rule has sent back comes first, before the next round."""
     lab.base(wait="gate", steps=6)
@@ -221,6 +232,7 @@ def test_plan_shows_a_run_that_somebody_wants_to_see_again_with_edits(lab) -> No
     planned_and_run(lab, "--runs", "2")
 
 
+@pytest.mark.slow
 def test_plan_touches_nothing_after_an_engine_was_killed(lab) -> None:
     lab.base(wait="gate", seed=1)
     lab.configure(judge={"baseline_seeds": 2}, proposers=[{"search": "random"}])
@@ -272,6 +284,7 @@ def test_plan_says_which_run_could_not_be_started(lab) -> None:
     assert "two keys become the same flag: --sleep" in lab("check", code=2).err
 
 
+@pytest.mark.slow
 def test_plan_takes_the_options_of_the_last_run_where_asked(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     assert "never run" in lab("plan", "--resume", code=2).err
@@ -289,6 +302,7 @@ def test_plan_in_a_terminal_is_a_table(lab) -> None:
     assert "configs/base.json" in terminal.shown
 
 
+@pytest.mark.slow
 def test_the_power_of_a_study_is_shown_before_it_begins(lab) -> None:
     assert "no test" in lab("plan", "--power", code=2).err
     lab.configure(judge={"baseline_seeds": 3, "max_replicates": 6})

@@ -81,6 +81,7 @@ def test_the_fastest_setting_is_recommended_as_edits(probed: Any) -> None:
     assert probed("verify").code == 0
 
 
+@pytest.mark.slow
 def test_the_command_that_is_told_puts_the_setting_in_the_queue(probed: Any) -> None:
     words = next(line for line in probed("probe").out.splitlines() if "try it: looplab " in line).split()
     probed(*words[words.index("looplab") + 1 :])
@@ -231,6 +232,7 @@ def test_a_study_that_asks_for_exec_shows_what_would_be_tried(probed: Any) -> No
     assert not (probed.folder / ".looplab").exists()
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_with_their_line(probed: Any) -> None:
     probed.configure(derive={"vec.envs": "vec.workers * 2"})
     assert f"lab.yaml:{probed.line('probe')}: probe.sweep: vec.envs is derived" in probed("probe", code=2).err

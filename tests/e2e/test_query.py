@@ -18,6 +18,7 @@ from looplab.report.tables import VIEWS
 METRICS = "SELECT r.n, m.metric, m.step, m.value FROM metrics m JOIN runs r ON r.id = m.run ORDER BY ALL"
 
 
+@pytest.mark.slow
 def test_runs_knobs_and_metrics_can_be_asked_for_in_sql(lab) -> None:
     lab.queue("train.lr@set=0.2", ["train.lr@set=0.3", "exit@set=3"])
     lab("run")
@@ -33,6 +34,7 @@ def test_runs_knobs_and_metrics_can_be_asked_for_in_sql(lab) -> None:
     assert lab("query", "SELECT DISTINCT status FROM proposals", "--json").json() == [{"status": "accepted"}]
 
 
+@pytest.mark.slow
 def test_metrics_can_be_asked_for_while_the_run_still_goes_on(lab, until) -> None:
     lab.base(wait="gate")
     engine = lab.start("run")
@@ -49,6 +51,7 @@ def test_metrics_can_be_asked_for_while_the_run_still_goes_on(lab, until) -> Non
     assert ask("SELECT state, status FROM runs") == {"state": "ended", "status": "ok"}
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_same_with_and_without_archives(lab) -> None:
     lab.queue("train.lr@set=0.2")
     lab("run")
@@ -61,6 +64,7 @@ def test_the_answer_is_the_same_with_and_without_archives(lab) -> None:
     assert lab("query", METRICS, "--json").json() == with_archives
 
 
+@pytest.mark.slow
 def test_asking_writes_nothing(lab) -> None:
     lab("run")
     before = {name: content for name, (_, content) in lab.tree().items() if not name.endswith(("-wal", "-shm"))}
@@ -70,6 +74,7 @@ def test_asking_writes_nothing(lab) -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_in_a_pipe_the_answer_is_plain_columns_and_in_a_terminal_a_table(lab) -> None:
     lab("run")
     sql = "SELECT n, id, NULL AS nothing, 1 / 3 AS third, 'two\nlines' AS text FROM runs"
@@ -82,6 +87,7 @@ def test_in_a_pipe_the_answer_is_plain_columns_and_in_a_terminal_a_table(lab) ->
     assert lab.runs()[0].name in terminal.shown
 
 
+@pytest.mark.slow
 def test_csv_is_for_other_programs(lab) -> None:
     lab.queue("train.lr@set=0.2", reason='say "no",\nthen go')
     lab("run")
@@ -105,6 +111,7 @@ def test_a_mistake_in_the_question_names_the_views(lab) -> None:
     assert "not both" in lab("query", "SELECT 1", "--json", "--csv", code=2).err
 
 
+@pytest.mark.slow
 def test_a_question_cannot_read_files_outside_of_the_lab_s_tables(lab) -> None:
     lab("run")
     (lab.aside / "secret.txt").write_text("a secret")
@@ -137,6 +144,7 @@ def test_export_writes_a_file_for_each_view(lab) -> None:
 # -- in Python
 
 
+@pytest.mark.slow
 def test_load_gives_data_frames(lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.queue("train.lr@set=0.2")
     lab("run")

@@ -102,6 +102,7 @@ def test_a_report_that_cannot_be_written_says_where_it_can(lab: Any, tmp_path: P
     assert (tmp_path / "there/report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_lab_that_has_only_versions_can_be_verified(tmp_path: Path) -> None:
     (tmp_path / "iterate.yaml").touch()
     VersionLedger(Ledger(tmp_path / ".looplab/ledger.db")).record(IterateBeganEvent(start=2, end=3))

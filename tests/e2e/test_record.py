@@ -80,6 +80,7 @@ def facts(lab) -> dict:
 # -- verify
 
 
+@pytest.mark.slow
 def test_a_record_that_nobody_touched_is_whole(done) -> None:
     out = done("verify").out
     assert "the record is whole" in out
@@ -161,6 +162,7 @@ def test_without_an_anchor_a_rewritten_chain_is_not_found_and_verify_says_that_i
     assert "no anchor: detects accidental damage and careless edits, not a deliberate rewrite" in out
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_forgotten_or_kept_names_the_first_event_that_was_rewritten(done, tmp_path) -> None:
     for name in ("ledger.db", "journal.jsonl"):
         shutil.copy(done.folder / ".looplab" / name, tmp_path)
@@ -176,6 +178,7 @@ def test_a_copy_that_was_forgotten_or_kept_names_the_first_event_that_was_rewrit
     assert f"chain: event {changed}: it is another one in the journal" in done("verify", code=1).out
 
 
+@pytest.mark.slow
 def test_a_backup_of_another_chain_is_put_aside_by_reindex(done) -> None:
     (backup,) = (done.folder / ".looplab/backups").glob("*.db")
     content = backup.read_bytes()
@@ -259,6 +262,7 @@ def test_the_anchor_of_a_promotion_does_not_wait_for_the_end(lab, until) -> None
     lab("verify")
 
 
+@pytest.mark.slow
 def test_no_target_stops_a_study(lab, tmp_path) -> None:
     lab.configure(anchor={"file": str(tmp_path), "git": True, "command": ["false"], "sign": "no-such-key"})
     out = lab("run").out
@@ -270,6 +274,7 @@ def test_no_target_stops_a_study(lab, tmp_path) -> None:
     assert "command false: false failed with exit code 1" in lab("anchor", code=1).err
 
 
+@pytest.mark.slow
 def test_an_engine_killed_between_publishing_and_recording_leaves_a_whole_record(lab) -> None:
     lab.configure(anchor={"file": "anchors.txt", "command": ["sh", "-c", "kill -9 $PPID"]})
     lab.start("run").ended(-signal.SIGKILL)
@@ -283,6 +288,7 @@ def test_an_engine_killed_between_publishing_and_recording_leaves_a_whole_record
     assert f"compared with {len(lines)} anchors up to event" in lab("verify").out
 
 
+@pytest.mark.slow
 def test_anchor_prints_the_line_to_keep(done, tmp_path) -> None:
     first = done("anchor")
     assert "not published" in first.err
@@ -296,6 +302,7 @@ def test_anchor_prints_the_line_to_keep(done, tmp_path) -> None:
     done("verify", "--against", first.out.strip(), code=1)
 
 
+@pytest.mark.slow
 def test_a_cut_off_tail_is_found_even_where_head_and_journal_were_cut_too(done, tmp_path) -> None:
     done("say", "one")
     done("say", "two")
@@ -310,6 +317,7 @@ def test_a_cut_off_tail_is_found_even_where_head_and_journal_were_cut_too(done, 
     assert "the end is cut off" in done("verify", "--against", tmp_path / "kept.txt", code=1).out
 
 
+@pytest.mark.slow
 def test_signed_anchors_are_checked(lab, tmp_path) -> None:
     if shutil.which("ssh-keygen") is None:
         pytest.skip("ssh-keygen is not installed")
@@ -332,6 +340,7 @@ def test_a_mistake_in_the_anchor_of_the_lab_file_is_named_with_its_line(lab) -> 
     assert "unknown key 'anchor.gti', did you mean 'git'?" in err
 
 
+@pytest.mark.slow
 def test_the_reports_show_the_head_to_keep(done) -> None:
     done("report")
     head = done("status", "--json").json()["record"]
@@ -342,6 +351,7 @@ def test_the_reports_show_the_head_to_keep(done) -> None:
 # -- reindex
 
 
+@pytest.mark.slow
 def test_a_deleted_ledger_is_rebuilt_from_the_folders(done) -> None:
     before = facts(done)
     for path in (done.folder / ".looplab").glob("ledger.db*"):
@@ -351,6 +361,7 @@ def test_a_deleted_ledger_is_rebuilt_from_the_folders(done) -> None:
     assert "the record is whole" in done("verify").out
 
 
+@pytest.mark.slow
 def test_a_ledger_of_garbage_is_put_aside_and_rebuilt(done) -> None:
     before = facts(done)
     garbage = b"this is no database" * 1000
@@ -362,6 +373,7 @@ def test_a_ledger_of_garbage_is_put_aside_and_rebuilt(done) -> None:
     assert facts(done) == before
 
 
+@pytest.mark.slow
 def test_reindex_of_a_whole_ledger_changes_nothing(done) -> None:
     before = facts(done)
     done("reindex")
@@ -369,6 +381,7 @@ def test_reindex_of_a_whole_ledger_changes_nothing(done) -> None:
     done("verify")
 
 
+@pytest.mark.slow
 def test_show_is_the_same_after_a_reindex(done) -> None:
     before = done("show", "2").out
     (done.folder / ".looplab" / "ledger.db").unlink()
@@ -376,6 +389,7 @@ def test_show_is_the_same_after_a_reindex(done) -> None:
     assert done("show", "2").out == before
 
 
+@pytest.mark.slow
 def test_after_a_reindex_the_study_goes_on_with_the_next_number(done) -> None:
     (done.folder / ".looplab" / "ledger.db").unlink()
     done("reindex", "--json")
@@ -386,6 +400,7 @@ def test_after_a_reindex_the_study_goes_on_with_the_next_number(done) -> None:
     assert done.all("run.json")[3]["parent"] == done.runs()[1].name
 
 
+@pytest.mark.slow
 def test_after_a_reindex_what_the_queue_had_given_is_not_run_again(done) -> None:
     (done.folder / ".looplab" / "ledger.db").unlink()
     done("reindex")
@@ -393,6 +408,7 @@ def test_after_a_reindex_what_the_queue_had_given_is_not_run_again(done) -> None
     assert len(done.runs()) == 3
 
 
+@pytest.mark.slow
 def test_what_is_recorded_after_a_reindex_is_compared(done) -> None:
     (done.folder / ".looplab" / "ledger.db").unlink()
     done("reindex")
@@ -405,6 +421,7 @@ def test_what_is_recorded_after_a_reindex_is_compared(done) -> None:
         assert f"toy/{run}" in done("verify", code=1).out
 
 
+@pytest.mark.slow
 def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
     gone = done.runs()[1]
     shutil.rmtree(gone)
@@ -416,6 +433,7 @@ def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
     assert "1 run(s) were lost" in out
 
 
+@pytest.mark.slow
 def test_a_ledger_without_its_journal_begins_a_new_chain_and_says_so(done) -> None:
     shutil.rmtree(done.folder / ".looplab")
     assert "3 run folder(s) but no runs in the ledger; `looplab reindex`" in done("status").out
@@ -445,6 +463,7 @@ def test_the_chain_is_brought_back_from_the_journal(done) -> None:
     done("verify", code=1)
 
 
+@pytest.mark.slow
 def test_a_backup_is_taken_for_a_ledger_that_is_gone_and_completed_from_the_journal(done) -> None:
     done("say", "after the backup")
     before = done("status", "--json").json()["studies"][0]
@@ -464,6 +483,7 @@ def damage(lab, name: str, content: bytes = b"\0" * 100) -> None:
     path.write_bytes(content + path.read_bytes()[len(content) :])
 
 
+@pytest.mark.slow
 def test_an_event_that_is_damaged_in_one_copy_is_taken_from_another(done) -> None:
     events = done.ask("SELECT seq, hash FROM events ORDER BY seq")
     before = facts(done)
@@ -477,6 +497,7 @@ def test_an_event_that_is_damaged_in_one_copy_is_taken_from_another(done) -> Non
     done("verify")
 
 
+@pytest.mark.slow
 def test_runs_whose_plans_were_lost_are_not_run_again_and_the_best_one_stays(done) -> None:
     best = facts(done)["best"]["id"]
     shutil.rmtree(done.folder / ".looplab/backups")
@@ -507,6 +528,7 @@ ODD_FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD_FILES)
 def test_whatever_is_beside_the_ledger_is_named_and_repaired(done, name: str) -> None:
     file, content = ODD_FILES[name]
@@ -523,6 +545,7 @@ def test_whatever_is_beside_the_ledger_is_named_and_repaired(done, name: str) ->
     assert len(done.runs()) == 3
 
 
+@pytest.mark.slow
 def test_a_gap_in_the_journal_is_found_and_closed(done) -> None:
     path = done.folder / ".looplab/journal.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -532,6 +555,7 @@ def test_a_gap_in_the_journal_is_found_and_closed(done) -> None:
     done("verify")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "about",
     [

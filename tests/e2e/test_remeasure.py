@@ -123,6 +123,7 @@ with open(os.environ["LOOPLAB_METRICS"], "a") as file:
 """
 
 
+@pytest.mark.slow
 def test_values_of_another_objective_are_never_shown_or_compared(lab: Any) -> None:
     lab.write("train.py", OTHER)
     lab.queue("train.lr@set=0.3")

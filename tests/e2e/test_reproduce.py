@@ -58,6 +58,7 @@ def test_uncommitted_changes_of_the_run_are_brought_back_too(ran: Any) -> None:
     assert ran("reproduce", "2", "--json").lines()[-1]["same"] is True
 
 
+@pytest.mark.slow
 def test_a_number_that_does_not_come_back_is_not_reproduced(ran: Any) -> None:
     ran.write("train.py", TRAIN.replace('random.Random(config["seed"])', "random.Random()"))
     ran.write("configs/base.json", '{"x": 0.6, "seed": 3}')
@@ -88,6 +89,7 @@ def trap(ran: Any) -> str:
     return str(program)
 
 
+@pytest.mark.slow
 def test_a_changed_capsule_is_refused_before_anything_of_it_is_used(ran: Any) -> None:
     path = capsule_of(ran)
     good = json.loads(path.read_text())

@@ -7,6 +7,8 @@ import re
 from datetime import datetime
 from itertools import pairwise
 
+import pytest
+
 
 def test_a_round_begins_only_when_the_one_before_is_done(lab) -> None:
     lab.base(sleep=0.05)
@@ -277,6 +279,7 @@ def test_a_run_over_its_time_is_ended_and_the_next_one_starts(lab) -> None:
     assert second in ("ok", "timeout")  # a machine may be so busy that even this one takes too long
 
 
+@pytest.mark.slow
 def test_two_studies_of_a_lab_are_run_apart(lab) -> None:
     common = {key: value for key, value in lab.study.items() if key != "study"}
     text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in common.items())

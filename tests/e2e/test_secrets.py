@@ -51,6 +51,7 @@ def test_what_stands_in_launch_env_stays_in_the_lab_file(lab) -> None:
     lab("verify")
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_environment_lands_nowhere(lab) -> None:
     lab.write("train.py", TALKATIVE)
     done = lab("run", env={"WANDB_API_KEY": KEY, "MY_TOKEN": TOKEN})
@@ -61,6 +62,7 @@ def test_what_stands_in_the_environment_lands_nowhere(lab) -> None:
         assert secret not in lab("show", "--json").out
 
 
+@pytest.mark.slow
 def test_a_study_in_the_background_gets_the_secret_and_does_not_write_it(lab, until) -> None:
     lab.write("train.py", TALKATIVE)
     lab("run", "--detach", env={"WANDB_API_KEY": KEY, "MY_TOKEN": TOKEN})
@@ -79,6 +81,7 @@ def test_a_secret_of_a_stopped_run_is_taken_out_too(lab, until) -> None:
     assert files_with(lab.folder, KEY) == []
 
 
+@pytest.mark.slow
 def test_a_secret_among_the_arguments_for_the_trainer_is_passed_but_not_kept(lab) -> None:
     lab("run", "--", "--api-key", KEY, f"--token={TOKEN}")
     (run,) = lab.runs()
@@ -147,6 +150,7 @@ def test_a_secret_of_a_config_reaches_the_trainer_and_is_recorded_nowhere(config
     assert files_with(lab.folder, PASSWORD) == ["configs/base.json"]
 
 
+@pytest.mark.slow
 def test_a_changed_secret_is_not_another_experiment_and_a_missing_one_is_reported(configured) -> None:
     lab = configured
     lab("run")
@@ -162,6 +166,7 @@ def test_a_changed_secret_is_not_another_experiment_and_a_missing_one_is_reporte
     assert files_with(lab.folder, PASSWORD) == []
 
 
+@pytest.mark.slow
 def test_replicates_and_reproductions_get_the_secret_again(configured) -> None:
     lab = configured
     lab.write(
@@ -251,6 +256,7 @@ def test_an_agent_that_writes_its_key_into_its_answer_leaks_nothing(lab) -> None
 # -- doctor
 
 
+@pytest.mark.slow
 def test_doctor_names_secrets_without_printing_them_and_takes_them_out_of_files(lab) -> None:
     lab("run")
     (run,) = lab.runs()

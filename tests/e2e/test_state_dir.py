@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from looplab.config.state import state_folder
 
 FILES = {"ledger.db", "journal.jsonl", "head", "backups", "toy.lock"}
@@ -19,6 +21,7 @@ def started(lab: Any) -> list[str]:
     return sorted(run.name for run in lab.runs())
 
 
+@pytest.mark.slow
 def test_a_study_with_its_ledger_elsewhere_survives_everything(lab: Any, until: Any) -> None:
     local = lab.aside / "local"
     variable = {"LOOPLAB_STATE_DIR": str(local)}
@@ -59,6 +62,7 @@ def test_a_study_with_its_ledger_elsewhere_survives_everything(lab: Any, until: 
     assert started(lab) == sorted(run for (run,) in lab.ask("SELECT id FROM runs"))
 
 
+@pytest.mark.slow
 def test_lab_yaml_names_the_folder(lab: Any) -> None:
     lab.configure(state_dir=str(lab.aside / "local"))
     lab("status")
@@ -72,6 +76,7 @@ def test_lab_yaml_names_the_folder(lab: Any) -> None:
     assert "state_dir takes a folder" in lab("status", code=2).err
 
 
+@pytest.mark.slow
 def test_a_ledger_is_moved_only_when_asked_and_nothing_is_lost(lab: Any, until: Any) -> None:
     lab.queue("train.lr@set=0.2")
     lab("run")

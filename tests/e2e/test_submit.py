@@ -100,6 +100,7 @@ def test_its_exit_code_is_passed_on(jobs: Any, code: int, command: str) -> None:
     assert "failed" in done.err
 
 
+@pytest.mark.slow
 def test_it_waits_until_a_slot_is_free(jobs: Any, until: Any) -> None:
     jobs.configure(slots={"count": 1, "gpus": "none"})
     first = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate")
@@ -132,6 +133,7 @@ def test_the_same_twice_at_the_same_time_is_one_run(jobs: Any, until: Any) -> No
     assert times_run(jobs) == 1
 
 
+@pytest.mark.slow
 def test_a_training_outlives_its_caller_and_the_next_call_is_told_its_end(jobs: Any, until: Any) -> None:
     command = ("submit", "--", *PYTHON, "job.py", "gate=gate", "exit=5")
     call = jobs.start(*command)
@@ -160,6 +162,7 @@ def test_a_call_while_it_runs_attaches_to_it(jobs: Any, until: Any) -> None:
     assert times_run(jobs) == 1
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_replaced_and_adopts_the_training(jobs: Any, until: Any) -> None:
     call = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate", "exit=3")
     until(lambda: "began" in call.out, "the training")
@@ -185,6 +188,7 @@ def test_an_edited_script_is_another_command(jobs: Any, until: Any) -> None:
     assert times_run(jobs) == 2
 
 
+@pytest.mark.slow
 def test_again_runs_it_anew(jobs: Any) -> None:
     detached = jobs("submit", "--detach", "--json", "--", *PYTHON, "job.py").json()
     assert detached["call"] == "new"
@@ -193,6 +197,7 @@ def test_again_runs_it_anew(jobs: Any) -> None:
     assert times_run(jobs) == 2
 
 
+@pytest.mark.slow
 def test_a_detached_command_is_told_by_the_next_call(jobs: Any, until: Any) -> None:
     done = jobs("submit", "--detach", "--", *PYTHON, "job.py", "gate=gate")
     assert "the same call attaches" in done.out
@@ -203,6 +208,7 @@ def test_a_detached_command_is_told_by_the_next_call(jobs: Any, until: Any) -> N
     assert times_run(jobs) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_it_running(jobs: Any, until: Any) -> None:
     call = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate")
     until(lambda: "began" in call.out, "the training")
@@ -213,6 +219,7 @@ def test_an_interrupt_leaves_it_running(jobs: Any, until: Any) -> None:
     until(lambda: jobs.count(status="ok") == 1, "its end")
 
 
+@pytest.mark.slow
 def test_a_command_can_be_looked_at_and_stopped_by_its_study(jobs: Any, until: Any) -> None:
     call = jobs.start("submit", "--", *PYTHON, "job.py", "gate=never")
     until(lambda: "began" in call.out, "the training")
@@ -224,6 +231,7 @@ def test_a_command_can_be_looked_at_and_stopped_by_its_study(jobs: Any, until: A
     assert "stopped" in call.ended(128 + signal.SIGTERM).err
 
 
+@pytest.mark.slow
 def test_a_waiting_call_does_not_start_an_engine_that_a_person_has_stopped(jobs: Any, until: Any) -> None:
     jobs.configure(slots={"count": 1, "gpus": "none"})
     first = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate")
@@ -238,6 +246,7 @@ def test_a_waiting_call_does_not_start_an_engine_that_a_person_has_stopped(jobs:
     assert times_run(jobs) == 2
 
 
+@pytest.mark.slow
 def test_who_stops_listening_was_not_told(jobs: Any, until: Any) -> None:
     reader, writer = os.pipe()
     call = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate", stdout=writer)
@@ -250,6 +259,7 @@ def test_who_stops_listening_was_not_told(jobs: Any, until: Any) -> None:
     assert jobs("submit", "--json", "--", *PYTHON, "job.py", "gate=gate").json()["call"] == "earlier"
 
 
+@pytest.mark.slow
 def test_a_timeout_ends_it(jobs: Any) -> None:
     done = jobs("submit", "--timeout", "1", "--", *PYTHON, "-c", "import time; time.sleep(600)", code=124)
     assert "timeout after" in done.err
@@ -261,6 +271,7 @@ def test_the_studys_own_limit_holds_too(jobs: Any) -> None:
     jobs("submit", "--timeout", "1h", "--", *PYTHON, "-c", "import time; time.sleep(600)", code=124)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_used_refuses_it(jobs: Any) -> None:
     jobs.configure(budget={"runs": 2})
     jobs("run")
@@ -284,6 +295,7 @@ def test_one_that_waits_while_the_budget_is_used_up_is_refused(jobs: Any, until:
     assert times_run(jobs) == 1
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_raised_serves_the_next_call(jobs: Any) -> None:
     jobs.configure(budget={"runs": 1})
     jobs("submit", "--", *PYTHON, "job.py")
@@ -292,6 +304,7 @@ def test_a_budget_that_is_raised_serves_the_next_call(jobs: Any) -> None:
     assert times_run(jobs) == 2
 
 
+@pytest.mark.slow
 def test_a_device_has_a_run_of_the_study_or_a_command_never_both(jobs: Any, until: Any) -> None:
     jobs.configure(slots={"gpus": ["0"]})
     jobs.base(wait="study-gate")
@@ -352,6 +365,7 @@ def test_the_engine_stays_as_long_as_its_patron_lives(monkeypatch: pytest.Monkey
     assert not JobQueue(0).thinking
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_is_run(jobs: Any) -> None:
     for words, why in [
         (("--",), "no command is given"),
@@ -407,6 +421,7 @@ def test_a_command_that_cannot_be_read_is_rejected(tmp_path: Path, kept: Any) ->
         decide_job(waiting(record.proposal(number)))
 
 
+@pytest.mark.slow
 def test_commands_that_an_earlier_version_recorded_are_still_run(jobs: Any) -> None:
     jobs("submit", "--", *PYTHON, "job.py", "first")
     ledger = Ledger(jobs.folder / ".looplab/ledger.db")

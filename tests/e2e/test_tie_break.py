@@ -41,6 +41,7 @@ def best(lab: Any) -> Any:
     return lab.read(lab.outputs() / (lab.outputs() / "BEST").read_text().strip(), "config.json")
 
 
+@pytest.mark.slow
 def test_the_best_run_is_the_best_by_success_then_by_reward(ties: Any) -> None:
     ties.queue(point(1.0, 2.0), point(1.0, 3.0), point(1.0, -101.0), point(1.0, 2.5), point(0.9, 9.0))
     ties("run")
@@ -55,6 +56,7 @@ def test_the_best_run_is_the_best_by_success_then_by_reward(ties: Any) -> None:
     assert json.loads((ties.outputs() / "summary.json").read_text())["objective"]["then"]["metric"] == "mean_reward"
 
 
+@pytest.mark.slow
 def test_another_engine_and_another_reading_come_to_the_same(ties: Any) -> None:
     ties.queue(point(1.0, 3.0))
     ties("run")

@@ -76,6 +76,7 @@ def test_only_what_is_missing_is_named(lab: Path) -> None:
     assert looplab(lab, "run", "--runs", "1", key="0" * 40).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_informal_run_is_recorded_as_one(lab: Path) -> None:
     (lab / "lab.yaml").write_text(LAB + "require: {gpu: true}\n")
     assert "`run` would refuse" in looplab(lab, "plan").stdout
@@ -127,6 +128,7 @@ def test_the_configs_own_keys_say_what_the_lab_file_says(own: Path) -> None:
     assert [list(change["parent"]) for change in changes] == [[], ["x"], ["x"]]
 
 
+@pytest.mark.slow
 def test_where_a_run_is_logged_makes_no_other_config_of_it(own: Path) -> None:
     (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: offline}}\n")
     assert looplab(own, "run", "--runs", "2").returncode == 0
@@ -152,6 +154,7 @@ def test_keys_that_track_writes_are_no_knobs(own: Path) -> None:
     assert "wandb.mode: track.wandb writes it" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_formal_run_is_refused_if_the_config_says_otherwise(own: Path) -> None:
     """A trainer that passes its config's mode on never notices WANDB_MODE."""
     formal = OWN_KEYS + "require: {wandb: online}\n"

@@ -44,6 +44,7 @@ def test_a_script_that_is_deleted_fails_the_runs_and_not_the_engine(lab) -> None
     assert "a failed run: `looplab logs" in done.out
 
 
+@pytest.mark.slow
 def test_a_program_that_is_deleted_fails_the_runs_with_a_message(lab) -> None:
     program = lab.write("bin/trainer", f"#!/bin/sh\nexec {sys.executable} -S train.py\n")
     program.chmod(0o755)
@@ -144,6 +145,7 @@ def test_what_a_trainer_leaves_behind_is_ended_and_its_slot_freed(lab, session: 
                 assert not marks & set((entry / "environ").read_bytes().split(b"\0"))
 
 
+@pytest.mark.slow
 def test_a_trainer_that_prints_megabytes_is_kept_whole(lab) -> None:
     line = "x" * 99
     lab.write("train.py", f"import sys\nfor _ in range(80_000):\n    sys.stdout.write('{line}\\n')\nprint('the end')\n")
@@ -154,6 +156,7 @@ def test_a_trainer_that_prints_megabytes_is_kept_whole(lab) -> None:
     assert lab("logs", "-n", "2").out == f"{line}\nthe end\n"
 
 
+@pytest.mark.slow
 def test_a_trainer_that_prints_no_text_at_all_is_shown_anyway(lab) -> None:
     lab.write("train.py", "import os\nos.write(1, bytes(range(128, 256)) + b'\\x00\\n')\n")
     lab.configure(objective=None)
@@ -169,6 +172,7 @@ def test_a_trainer_that_is_killed_is_a_failed_run_with_its_signal(lab) -> None:
     assert "failed (signal 9)" in lab("show").out
 
 
+@pytest.mark.slow
 def test_a_missing_objective_is_told_and_never_counts(lab) -> None:
     lab.configure(objective={"metric": "reward", "goal": "max"})
     lab("run", code=1)
@@ -179,6 +183,7 @@ def test_a_missing_objective_is_told_and_never_counts(lab) -> None:
     assert not (lab.outputs() / "BEST").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_never_wins(lab) -> None:
     trainer = (
         "import json, os\n"
@@ -214,6 +219,7 @@ def remount(outputs: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", str(outputs)], check=True)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_told_and_nothing_is_lost(lab, small_disk) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     remount(small_disk, "ro")
@@ -225,6 +231,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_and_nothing_is_lost(lab, sma
     lab("verify")
 
 
+@pytest.mark.slow
 def test_a_folder_that_becomes_read_only_is_told_and_resume_loses_nothing(lab, small_disk) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
@@ -256,6 +263,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start_is_told_and_nothing_is_lost(lab, small_disk) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     filler = fill(small_disk)
@@ -269,6 +277,7 @@ def test_a_disk_that_is_full_from_the_start_is_told_and_nothing_is_lost(lab, sma
     lab("verify")
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_a_study_runs_is_told_and_nothing_is_lost(lab, small_disk) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
@@ -287,6 +296,7 @@ def test_a_disk_that_fills_up_while_a_study_runs_is_told_and_nothing_is_lost(lab
     lab("verify")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_after_the_first_of_two_trainings_began_loses_neither(lab, small_disk) -> None:
     wait = "import os, time\nwhile not os.path.exists('gate'): time.sleep(0.01)\n"
     lab.write("train.py", wait + (lab.folder / "train.py").read_text())  # writes nothing as long as the disk is full

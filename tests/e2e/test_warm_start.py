@@ -50,6 +50,7 @@ def warm(lab: Any) -> Any:
     return lab
 
 
+@pytest.mark.slow
 def test_the_trainer_gets_the_weights_and_the_source_is_recorded(warm: Any) -> None:
     warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
     warm("run")
@@ -64,6 +65,7 @@ def test_the_trainer_gets_the_weights_and_the_source_is_recorded(warm: Any) -> N
     assert json.loads((models / "best.json").read_text())["run_id"] == second.name
 
 
+@pytest.mark.slow
 def test_a_run_or_a_path_may_be_named_and_what_is_not_there_is_refused(warm: Any) -> None:
     warm.configure(budget={"rounds": 3})
     warm.queue([CONTINUE, "autopilot.resume_from@set=1"], [CONTINUE, "autopilot.resume_from@set=models/gone.pt"])
@@ -99,6 +101,7 @@ def test_of_the_checkpoints_that_match_a_pattern_the_newest_counts(warm: Any) ->
     assert warm.read(second, "summary.json")["objective"]["value"] == 101.0
 
 
+@pytest.mark.slow
 def test_equally_old_checkpoints_go_by_name(warm: Any) -> None:
     warm("run", "--runs", "1")
     (first,) = warm.runs()
@@ -111,6 +114,7 @@ def test_equally_old_checkpoints_go_by_name(warm: Any) -> None:
     assert warm.read(warm.runs()[1], "run.json")["warm_start"]["path"].endswith("/c.pt")
 
 
+@pytest.mark.slow
 def test_weights_from_outside_are_taken_where_the_lab_file_allows_it(warm: Any, tmp_path: Path) -> None:
     outside = tmp_path / "elsewhere" / "model.pt"
     outside.parent.mkdir()
@@ -129,6 +133,7 @@ def test_weights_from_outside_are_taken_where_the_lab_file_allows_it(warm: Any, 
     assert warm.read(warm.runs()[-1], "summary.json")["objective"]["value"] == 8.5
 
 
+@pytest.mark.slow
 def test_a_link_out_of_an_allowed_folder_is_refused(warm: Any, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("7.0")
     (tmp_path / "allowed").mkdir()
@@ -144,6 +149,7 @@ SHARED = TRAIN.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_trainer_that_writes_to_a_folder_of_its_own_is_followed_there(warm: Any, tmp_path: Path) -> None:
     shared = tmp_path / "experiments"
     shared.mkdir()
@@ -164,12 +170,14 @@ def test_a_trainer_that_writes_to_a_folder_of_its_own_is_followed_there(warm: An
     assert "no run has left a checkpoint" in warm("run", "--rounds", "3").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["x" * 5000, "~nobody-of-this-name/model.pt", "a/b\\x00.pt"])
 def test_a_source_that_is_no_path_is_refused(warm: Any, asked: str) -> None:
     warm.queue([CONTINUE, f"autopilot.resume_from@set={asked}"])
     assert "rejected" in warm("run").out
 
 
+@pytest.mark.slow
 def test_more_training_is_no_better_config(warm: Any) -> None:
     """A ratchet would promote every warm start. The judge gives the champion's config the same start first."""
     warm.configure(judge={"baseline_seeds": 3, "replicates": 2, "max_replicates": 4}, budget={"rounds": 2})
@@ -183,6 +191,7 @@ def test_more_training_is_no_better_config(warm: Any) -> None:
     assert control["warm_start"]["sha256"] == trial["warm_start"]["sha256"]
 
 
+@pytest.mark.slow
 def test_a_config_that_is_better_at_equal_budget_is_promoted(warm: Any) -> None:
     warm.configure(judge={"baseline_seeds": 3, "replicates": 3, "max_replicates": 8}, budget={"rounds": 2})
     warm.queue([CONTINUE, "autopilot.resume_from@set=best", "x@set=0.5"])
@@ -193,6 +202,7 @@ def test_a_config_that_is_better_at_equal_budget_is_promoted(warm: Any) -> None:
     assert evidence["effect"] == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.slow
 def test_kept_models_are_copies_that_verify_covers(warm: Any) -> None:
     warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
     warm("run")
@@ -210,6 +220,7 @@ def test_kept_models_are_copies_that_verify_covers(warm: Any) -> None:
     assert not list(models.glob(".tmp-*"))
 
 
+@pytest.mark.slow
 def test_a_copy_that_a_killed_engine_has_recorded_but_not_named_is_made_again(warm: Any) -> None:
     warm("run", "--rounds", "1")
     models = warm.outputs() / "models"

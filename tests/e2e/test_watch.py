@@ -54,6 +54,7 @@ def test_a_hopeless_run_is_stopped_and_tried_again(watched: Any) -> None:
     assert watched("verify").code == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_has_had_its_chance(watched: Any) -> None:
     watched.write("configs/base.json", '{"reg": 5.0}')
     watched.configure(judge={"baseline_seeds": 2, "replicates": 2, "max_replicates": 2}, budget={"rounds": 2})
@@ -110,6 +111,7 @@ def test_what_has_gone_wrong_is_ended(watched: Any, rule: dict[str, Any], loss: 
     assert said in done.out
 
 
+@pytest.mark.slow
 def test_a_run_that_writes_nothing_more_is_ended(watched: Any) -> None:
     watched.write("train.py", SLOW.replace("if mass < 1e-6", "if config['reg'] == 2"))
     watched.configure(watch=[{"stall": "3s"}], budget={"rounds": 2})

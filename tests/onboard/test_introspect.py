@@ -84,6 +84,7 @@ def test_a_script_that_downloads_is_ended(tmp_path: Path) -> None:
     assert "another machine" in (introspect(script).problem or "")
 
 
+@pytest.mark.slow
 def test_a_parser_without_help_does_not_let_the_script_train(tmp_path: Path) -> None:
     text = PARSER.replace("()", "(add_help=False)", 1) + "args, _ = p.parse_known_args()\n"
     trains = text + "open('trained.txt', 'w').write('x')\nwhile True:\n    pass\n"

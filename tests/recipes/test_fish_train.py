@@ -79,6 +79,7 @@ def checkpoint(folder: Path, **changed: Any) -> Path:
 # --- training
 
 
+@pytest.mark.slow
 def test_a_smoke_run_writes_all_required_artifacts(smoke: Path) -> None:
     rows = [json.loads(line) for line in (smoke / "logs/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 3]

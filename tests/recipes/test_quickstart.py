@@ -45,6 +45,7 @@ def metrics(out: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_run_logs_a_row_an_epoch_and_ends_with_the_held_out_accuracy(tmp_path: Path) -> None:
     done = train(tmp_path / "run", train__learning_rate=0.05)
     assert done.returncode == 0, done.stderr
@@ -73,6 +74,7 @@ def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(tmp_path: 
     assert metrics(tmp_path / "one") != metrics(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_tuning_helps(tmp_path: Path) -> None:
     better = {"train__learning_rate": 0.1, "train__momentum": 0.9, "model__hidden": 64, "model__activation": "relu"}
     for name, changes in (("baseline", {}), ("tuned", better)):

@@ -316,6 +316,7 @@ def test_the_page_fits_its_window_in_light_and_dark(page: Path, browser: Any, wi
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_stay_a_small_file(making: Any, maker: Any, browser: Any) -> None:
     making.fill(maker, 1000, points=12)
     path = page_of(maker)

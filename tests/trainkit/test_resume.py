@@ -101,6 +101,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in read]
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     whole, killed = tmp_path / "whole", tmp_path / "killed"

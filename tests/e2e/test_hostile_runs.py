@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 MESSY = """\
 import json, os, sys
-import pytest
 config = json.load(open(os.environ["LOOPLAB_CONFIG"]))
 run_dir, metrics = os.environ["LOOPLAB_RUN_DIR"], os.environ["LOOPLAB_METRICS"]
 record = os.path.join(run_dir, "record")

@@ -21,8 +21,7 @@ a file, and a second call continues.
 
 Rungs are at 1, 3, 9 and 27 epochs for all. A ratio is the geometric mean, over the trainings, of the ratio of mean
 epochs; its interval is from drawing trainings and seeds again. `best_peer` is the best one of the other tools on each
-training, known in hindsight. Ray's BOHB and PBT are not compared: their schedulers pause trials through Ray's own
-controller, so they cannot be asked without its actors.
+training, known in hindsight. Ray's BOHB and PBT are not compared yet.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -15,7 +12,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import PATIENCE_S
-from tests.loop.killing import RUNS, check_nothing_lost, make_lab
+from tests.launch.studies import executed, kill_engines, make_study, start_engine, until
+from tests.loop.killing import RUNS
 
 from looplab.config.lab import RayConfig
 from looplab.launch.base import Ended, Executor, ExecutorContext, LaunchEvent, LaunchSpec, Resources, Slot, Started
@@ -25,8 +23,6 @@ from looplab.testing.executors import GATED, ExecutorContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 ray = pytest.importorskip("ray", reason="Ray is not installed")
-
-COMMAND = Path(sys.executable).with_name("looplab")
 
 
 class SmallCluster:
@@ -145,38 +141,13 @@ def test_a_run_on_a_lost_node_is_lost_and_its_next_attempt_continues_elsewhere(
     executor.close()
 
 
-def ray_lab(cluster: SmallCluster, folder: Path, seconds: float, slots: int) -> Path:
-    """A study of 40 runs, each of which notes that it was executed, and takes so many seconds."""
-    make_lab(folder)
-    trainer = folder / "train.py"
-    trainer.write_text(trainer.read_text().replace("0.02 + x % 5 * 0.02", str(seconds)))
-    config = folder / "lab.yaml"
-    options = f"executor: {{ray: {{address: '{cluster.address}', idle: 5s}}}}\n"
-    config.write_text(
-        config.read_text().replace("count: 2", f"count: {slots}").replace("round_size: 7\n", "") + options
-    )
-    return folder
-
-
-def start_engine(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    log = open(folder / "engine.log", "ab")  # noqa: SIM115 (the engine has it)
-    return subprocess.Popen([COMMAND, *words, "--lab", str(folder)], stdout=log, stderr=log)
-
-
-def executed(folder: Path) -> list[str]:
-    path = folder / "executed"
-    return path.read_text().split() if path.exists() else []
-
-
-def until(condition: Any, engine: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and engine.poll() is None:
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.01)
+def ray_study(cluster: SmallCluster, folder: Path, seconds: float, slots: int) -> Path:
+    executor = f"{{ray: {{address: '{cluster.address}', idle: 5s}}}}"
+    return make_study(folder, executor, seconds=seconds, slots=slots)
 
 
 def test_a_node_that_is_lost_in_the_middle_of_a_study_costs_no_run(cluster: SmallCluster, tmp_path: Path) -> None:
-    folder = ray_lab(cluster, tmp_path / "lab", seconds=3.0, slots=12)  # each node has room for eight
+    folder = ray_study(cluster, tmp_path / "lab", seconds=3.0, slots=12)  # each node has room for eight
     engine = start_engine(folder, "run", "--runs", str(RUNS))
     until(lambda: len(executed(folder)) >= 12, engine)
     cluster.lose()
@@ -192,29 +163,12 @@ def test_a_node_that_is_lost_in_the_middle_of_a_study_costs_no_run(cluster: Smal
     assert list((folder / "outputs/killed").glob("*/record/attempt-2"))  # some were on that node
 
 
-def kill_engines(cluster: SmallCluster, folder: Path, kills: int, seed: int) -> None:
-    ray_lab(cluster, folder, seconds=0.3, slots=4)
-    chance = random.Random(seed)
-    words: tuple[str, ...] = ("run", "--runs", str(RUNS))
-    for _ in range(kills):
-        engine = start_engine(folder, *words)
-        count = len(executed(folder))
-        until(lambda count=count: len(executed(folder)) > count, engine)  # it is at work
-        time.sleep(chance.uniform(0.0, 0.4))
-        engine.send_signal(signal.SIGKILL)
-        engine.wait()
-        words = ("resume",)
-    engine = start_engine(folder, *words)
-    assert engine.wait(PATIENCE_S) in (0, 1), (folder / "engine.log").read_text()
-    check_nothing_lost(folder)
-
-
 def test_an_engine_that_is_killed_loses_no_run_and_starts_none_twice(cluster: SmallCluster, tmp_path: Path) -> None:
-    kill_engines(cluster, tmp_path / "lab", kills=3, seed=1)
+    kill_engines(ray_study(cluster, tmp_path / "lab", seconds=0.3, slots=4), kills=3, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))
 def test_engines_are_killed_fifty_times(cluster: SmallCluster, tmp_path: Path, seed: int) -> None:
-    kill_engines(cluster, tmp_path / "lab", kills=5, seed=100 + seed)
+    kill_engines(ray_study(cluster, tmp_path / "lab", seconds=0.3, slots=4), kills=5, seed=100 + seed)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import PATIENCE_S
 from tests.launch.slurm_cluster import SlurmCluster
+from tests.launch.studies import kill_engines, make_study
 
 from looplab.config.lab import SlurmConfig
 from looplab.launch.base import Ended, Executor, LaunchEvent, LaunchSpec, Queued, Resources, Slot, Started
@@ -158,6 +159,26 @@ def test_a_run_that_waits_can_be_stopped_and_never_starts(stand: ExecutorStand) 
     executor.stop("r2", "stop", 10)
     assert stand.end(executor, "r2").reason == "stop"
     assert not trace.exists()
+
+
+# -- whole studies
+
+
+@pytest.fixture
+def study(tmp_path: Path, stand: ExecutorStand) -> Path:
+    """A study on the cluster; `stand` has set its environment."""
+    return make_study(tmp_path / "lab", "{slurm: {poll: 0.3, lease: 8}}", seconds=0.3, slots=8)
+
+
+def test_an_engine_that_is_killed_loses_no_run_and_starts_none_twice(study: Path) -> None:
+    kill_engines(study, kills=3, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(10))
+def test_engines_are_killed_fifty_times(study: Path, seed: int) -> None:
+    kill_engines(study, kills=5, seed=100 + seed)
 
 
 @pytest.mark.parametrize(

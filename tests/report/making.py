@@ -111,7 +111,7 @@ class Maker:
         hashes = folder.create(run_dir, files)
         with self.ledger.write():
             self.record.launched(run.id, "cpu0", hashes)
-            self.record.started(run.id, 1, self.clock)
+            self.record.started(run.id, 1, self.clock, host="here")
         return run_dir
 
     def end(

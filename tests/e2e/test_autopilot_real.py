@@ -78,9 +78,8 @@ def done_by(cli: str) -> Any:
 
 
 def proposal(*edits: str) -> dict[str, Any]:
-    return {
-        "proposals": [{"edits": list(edits), "reason": "seen in the curves", "hypothesis": "it falls", "parent": ""}]
-    }
+    words = {"reason": "seen in the curves", "hypothesis": "it falls", "parent": ""}
+    return {"proposals": [{"edits": list(edits), "region": [], **words}]}
 
 
 both = pytest.mark.parametrize("cli", ["codex", "claude"])

@@ -44,6 +44,7 @@ TRY_S = 300.0
 INHERITED = (
     "anchor",
     "base",
+    "case",
     "data",
     "derive",
     "deterministic",
@@ -52,17 +53,18 @@ INHERITED = (
     "flags",
     "keep_going",
     "measure",
+    "mix",
     "needs_exec",
     "normalise",
     "pipeline",
+    "resources",
+    "retry",
     "round_size",
     "seed",
     "slots",
     "stages",
     "suite",
     "track",
-    "case",
-    "mix",
 )
 
 

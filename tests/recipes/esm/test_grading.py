@@ -85,7 +85,8 @@ def test_numbers_are_found_where_people_see_them(text: str, answer: str | None) 
         "#### B", "#### (B)", "#### b", "#### B. copper", "#### Copper", "#### 2", "The answer is B.",
         "The answer is (B) copper", "Answer: **B**", "\\boxed{B}", "\\boxed{\\text{B}}", "B", "(B)", "copper",
         "A piece of wood burns.\n\nB", "Heat flows, so it must be (B), I think", "I would take the copper one.",
-        "The answer is copper.",
+        "The answer is copper.", "**B**", "**Answer**: B", "__Answer:__ (B)", "Option B", "The correct option is B.",
+        "Therefore, B is correct.", "A is wrong, and (B) is the best answer.", "I choose option B because it is a metal.",
     ],
 )  # fmt: skip
 def test_a_choice_is_a_letter_or_its_words(text: str) -> None:

@@ -129,6 +129,7 @@ def _number_in(text: str) -> str | None:
 
 def _choice_in(text: str, choices: Sequence[str]) -> str | None:
     letters = LETTERS[: len(choices) or 8]
+    text = re.sub(r"\*\*|__", "", text)  # emphasis in Markdown
     for claim in _claims(text):
         claim = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^}]*)\}", r"\1", claim).strip(" *_$\"'")
         named = _named(claim, letters, choices)
@@ -142,6 +143,10 @@ def _choice_in(text: str, choices: Sequence[str]) -> str | None:
     whole = _named(text.strip(), letters, choices) or _first(rf"\(?([{letters}])\b[).:]?\s*$", text.strip())
     if whole:
         return whole
+    judged = re.findall(rf"\b([{letters}])\b\)?\s+(?:is|must be)\s+(?:the\s+)?(?:correct|right|best)\b", text)
+    judged = judged or re.findall(rf"\b(?i:option|choice)\s*(?:is\b|:)?\s*\(?([{letters}])\b", text)
+    if judged:
+        return str(judged[-1])
     marked = re.findall(rf"\(([{letters}])\)|(?:^|\n)\s*([{letters}])[).:]?\s*(?=\n|$)", text)
     if marked:
         return "".join(marked[-1])

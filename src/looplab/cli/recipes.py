@@ -37,7 +37,14 @@ def init(recipe: str, folder: Path | None, json: bool) -> None:
         output.print_json({"recipe": recipe, "lab": str(target)})
         return
     output.say(f"created the lab {target}")
-    output.say(f"next: cd {target} && looplab plan && looplab run")
+    output.say(f"next: cd {target} && {_next_commands(target)}")
+
+
+def _next_commands(lab: Path) -> str:
+    """Return what comes first in a lab: the comment `# next: COMMANDS` of its lab file, or plan and run."""
+    lines = (lab / LAB_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    named = (line.removeprefix("# next:").strip() for line in lines if line.startswith("# next:"))
+    return next(named, "looplab plan && looplab run")
 
 
 def _stem(recipe: str) -> str:

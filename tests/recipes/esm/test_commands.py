@@ -44,7 +44,10 @@ def test_a_mistyped_key_leaves_everything_as_it_was(tmp_path: Path) -> None:
             argv, cwd=lab if lab.exists() else tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
-    run(looplab, "init", "esm", "lab")
+    assert (
+        "&& looplab stage --config configs/tiny.yaml mine select memory && looplab run"
+        in run(looplab, "init", "esm", "lab").stdout
+    )
     toy = ["--edit", "model.backend@set=toy", "--edit", "eval.ablations@set=[]"]
     config = ["--config", "configs/debug.yaml"]
     done = run(sys.executable, "run.py", *config, "--run-id", "r", "mine", *toy, "select", "memory", "eval")

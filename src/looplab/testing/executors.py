@@ -264,7 +264,7 @@ class ExecutorContract:
     @pytest.mark.parametrize("more", [{"argv": ["/bin/echo", "a\0b"]}, {"env": {"A=B": "1"}}, {"env": {"A": "b\0c"}}])
     def test_arguments_that_no_program_can_get_are_reported(self, stand: ExecutorStand, more: dict[str, Any]) -> None:
         executor = stand.executor()
-        executor.start(stand.spec(more.pop("argv", ["/bin/true"]), **more))
+        executor.start(stand.spec(**{"argv": ["/bin/true"], **more}))
         assert stand.end(executor).reason == "not started"
         executor.start(stand.spec(["/bin/true"], "r2"))
         assert stand.end(executor, "r2").ok

@@ -72,7 +72,7 @@ def test_without_numpy_only_the_grid_is_left(poor: Any) -> None:
 
 
 def test_without_optuna_auto_continues_beyond_the_points_of_its_gaussian_process(poor: Any) -> None:
-    poor.configure(proposers=[{"search": "auto"}])
+    poor.configure(proposers=[{"search": {"sampler": "auto", "repeat_share": 0}}])
     poor("run", "--runs", "1")
     pretend_runs(poor.folder, 310)
     told = poor("plan", "--runs", "312", "--json").json()

@@ -71,7 +71,7 @@ def facts(lab) -> dict:
     (study,) = lab("status", "--json").json()["studies"]
     study["used"].pop("wall")
     study.pop("configured")  # the chain alone has it
-    for key in ("proposal", "pid"):
+    for key in ("proposal", "pid", "host"):
         study["best"].pop(key)
     study["used"]["device_hours"] = round(study["used"]["device_hours"], 9)
     return study

@@ -166,7 +166,7 @@ def test_a_call_while_it_runs_attaches_to_it(jobs: Any, until: Any) -> None:
 def test_an_engine_that_is_killed_is_replaced_and_adopts_the_training(jobs: Any, until: Any) -> None:
     call = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate", "exit=3")
     until(lambda: "began" in call.out, "the training")
-    os.kill(int((jobs.folder / f".looplab/{JOBS}.lock").read_text()), signal.SIGKILL)
+    os.kill(int((jobs.folder / f".looplab/{JOBS}.lock").read_text().split()[0]), signal.SIGKILL)
     until(
         lambda: call.process.poll() is not None or len(jobs.ask("SELECT id FROM sessions WHERE study=?", JOBS)) == 2,
         "another engine",

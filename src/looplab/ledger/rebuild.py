@@ -389,6 +389,8 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
         "status": _text(summary, "status"),
         "slot": _text(about, "slot"),
         "pid": _integer(process, "pid"),
+        "host": _text(process, "host"),
+        "job": _text(process, "job"),
         "created": _number(about, "created") or 0.0,
         "started": _number(exit_, "started") or _number(process, "started"),
         "ended": _number(exit_, "ended"),
@@ -410,7 +412,7 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
     if recorded.get("state") == "ended":
         newer_in_folder = set()
     known = {column: value for column, value in recorded.items() if column not in newer_in_folder}
-    return row | {column: old[column] for column in ("pid",) if old.get(column)} | known
+    return row | {column: old[column] for column in ("pid", "host", "job") if old.get(column)} | known
 
 
 def _read_json_or_empty(run_dir: Path, name: str) -> dict[str, Any]:

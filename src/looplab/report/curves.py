@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from looplab.config.lab import StudyConfig
 from looplab.ledger.roles import Origin
@@ -16,6 +14,10 @@ from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
 from looplab.report.facts import RunFacts, StudyFacts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_DRAWN = 40
 MAX_POINTS = 400
@@ -136,6 +138,8 @@ def read_seeds(facts: StudyFacts, study: StudyConfig, leads: Sequence[str]) -> d
 def common_grid(curves: Sequence[Curve], limit: int = MAX_POINTS) -> tuple[NDArray[np.float64], bool]:
     """Return the x values at which curves are drawn together: all their steps, or the centres of `limit` equal cells;
     and whether they are cells."""
+    import numpy as np
+
     steps = np.unique(np.concatenate([np.asarray(curve.steps, dtype=float) for curve in curves] or [np.empty(0)]))
     steps = steps[np.isfinite(steps)]
     if len(steps) <= limit:
@@ -146,6 +150,8 @@ def common_grid(curves: Sequence[Curve], limit: int = MAX_POINTS) -> tuple[NDArr
 
 def band(curves: Sequence[Curve], grid: NDArray[np.float64], *, cells: bool) -> Band:
     """Return the curves of one config, one for each seed, as one curve on a grid."""
+    import numpy as np
+
     placed = [_on_grid(curve, grid, cells=cells) for curve in curves]
     means = np.array([mean for mean, _, _ in placed])
     counts = np.isfinite(means).sum(axis=0)
@@ -162,6 +168,8 @@ def _on_grid(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return mean, minimum and maximum of a curve in each cell, with straight lines between its points; NaN outside it,
     and where it has no finite value."""
+    import numpy as np
+
     steps, values = np.asarray(curve.steps, dtype=float), np.asarray(curve.values, dtype=float)
     nothing = np.full(len(grid), np.nan)
     usable = np.isfinite(steps)

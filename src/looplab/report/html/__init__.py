@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from math import isfinite
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from looplab.measure.base import Batch, Curve
 from looplab.report import wording
@@ -22,6 +19,10 @@ from looplab.report.curves import band, common_grid, metrics_drawn
 from looplab.report.facts import KnobFacts, RunFacts, StudyFacts, how_it_ended
 from looplab.report.importance import LABEL, Importance
 from looplab.report.judged import Judged, MixFacts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_POINTS = 180_000
 """Points of all curves on a page: about three megabytes."""

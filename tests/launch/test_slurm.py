@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import PATIENCE_S
 from tests.launch.slurm_cluster import SlurmCluster
-from tests.launch.studies import kill_engines, make_study
+from tests.launch.studies import executed, kill_engines, make_study, start_engine
 
 from looplab.config.lab import SlurmConfig
 from looplab.launch.base import Ended, Executor, LaunchEvent, LaunchSpec, Queued, Resources, Slot, Started
@@ -179,6 +179,18 @@ def test_an_engine_that_is_killed_loses_no_run_and_starts_none_twice(study: Path
 @pytest.mark.parametrize("seed", range(10))
 def test_engines_are_killed_fifty_times(study: Path, seed: int) -> None:
     kill_engines(study, kills=5, seed=100 + seed)
+
+
+def test_a_cluster_that_does_not_answer_is_reported_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "missing.conf"))
+    folder = make_study(tmp_path / "lab", "slurm", seconds=0.3, slots=2)
+    engine = start_engine(folder, "run", "--runs", "1")
+    assert engine.wait(PATIENT_S) == 2
+    assert "Slurm cannot be reached: " in (folder / "engine.log").read_text()
+    assert not executed(folder)
+    assert not list((folder / "outputs").glob("*/0*"))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ def make_executor(lab: Path, study: StudyConfig) -> Executor:
     """Return a new executor for an engine of this study.
 
     Raises:
-        LabError: The plug-in cannot be imported, or does not accept its options.
+        LabError: The plug-in cannot be imported or does not accept its options, or the cluster cannot be reached.
     """
     config, name = study.executor, study.executor.name
     if name == "local":
         return LocalExecutor()
     if name == "slurm":
-        from looplab.launch.slurm import SlurmExecutor
+        from looplab.launch.slurm import SlurmExecutor, require_slurm
 
+        require_slurm()
         return SlurmExecutor(ExecutorContext(lab, study.name), config.slurm)
     if name == "ray":
         from looplab.launch.ray import RayExecutor

@@ -210,6 +210,26 @@ def _record(spec: LaunchSpec) -> Path:
     return Path(os.path.abspath(spec.record_dir or spec.run_dir))
 
 
+def require_slurm() -> None:
+    """Raise LabError if no Slurm answers: a run must not be blamed for that."""
+    try:
+        done = subprocess.run(
+            ["sinfo", "--noheader"], capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False,
+            cwd="/", stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        why = (done.stderr.strip().splitlines() or [f"sinfo exited with code {done.returncode}"])[-1]
+        reachable = done.returncode == 0
+    except FileNotFoundError:
+        why, reachable = "sinfo is not on PATH", False
+    except subprocess.TimeoutExpired:
+        why, reachable = f"sinfo did not answer within {COMMAND_S:g} s", False
+    if not reachable:
+        raise LabError(
+            f"Slurm cannot be reached: {why}",
+            hint="run this on a machine of the cluster, and see `scontrol ping`; nothing was started",
+        )
+
+
 class SlurmExecutor:
     """Runs trainers as Slurm jobs; see `Executor` for the contract. One thread submits, cancels, looks and asks."""
 
@@ -503,7 +523,7 @@ class SlurmExecutor:
     # -- asking
 
     def _ask(self, jobs: Sequence[SlurmJob]) -> None:
-        """Ask Slurm about all jobs at once; an error is no news."""
+        """Ask Slurm about all jobs at once; an error says nothing about them."""
         now = time.monotonic()
         waiting = [job for job in jobs if job.spec is None or job.key is not None]
         period = self._config.poll * max(1.0, len(waiting) / 1000)

@@ -29,7 +29,7 @@ MAX_TEXT = 600
 _USUAL = 50
 """Ended runs whose median duration is the usual one."""
 _ALMOST = 0.95
-"""Share of alpha after which a person is told."""
+"""Share of alpha after which a person is notified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Happened:
     device_hours: float
     usd: float
     tokens: int
-    """Of agents, as limits count them."""
+    """Tokens of agents, as their limits count them."""
     calls: int
     alarms: int
     rejected: int

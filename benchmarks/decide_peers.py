@@ -6,7 +6,8 @@ This file runs inside the environment of a tool, which benchmarks/decide.py make
 
 Requests and answers are lines of JSON on stdin and stdout. The first request names the tool, the space, the seed, the
 runs and the batch; then `{"ask": n}` is answered by n points, `{"tell": [[value or null, feasible], …]}`, in the order
-of the points, by nothing, and `{"report": [epoch, value]}` by whether the run should stop (benchmarks/fidelity.py).
+of the points, by nothing. For benchmarks/fidelity.py `{"start": true}` is answered by the name of a training and its
+point, where a known name is a training to be continued, and `{"report": [epoch, value]}` by whether it should stop now.
 Every answer has the CPU seconds that the tool has used so far, without its import.
 
 A point is a list of numbers; a parameter is `{"type": "float" | "int" | "choice", "low", "high", "log"}`, where the
@@ -62,7 +63,9 @@ class Optuna:
         else:
             chosen = samplers.TPESampler(seed=seed)
         self._failed = optuna.trial.TrialState.FAIL
-        self._study = optuna.create_study(sampler=chosen)
+        self._study = optuna.create_study(
+            sampler=chosen, study_name=f"seed {seed}"
+        )  # Hyperband's brackets depend on it
         kinds = optuna.distributions
         self._space: dict[str, Any] = {}
         for i, one in enumerate(space):
@@ -326,12 +329,14 @@ class OptunaHyperband(Optuna):
         self._study.pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=epochs, reduction_factor=3)
         self._pruned = False
 
-    def ask(self, n: int) -> list[Point]:
+    def start(self) -> tuple[str, Point]:
+        """Return the name and the point of the training that comes next."""
         self._pruned = False
-        return super().ask(n)
+        (point,) = self.ask(1)
+        return str(self._asked[0].number), point
 
     def report(self, epoch: int, value: float) -> bool:
-        """Return whether the run of the only point asked last should stop."""
+        """Return whether the training that was started last should stop."""
         (trial,) = self._asked
         trial.report(value, epoch)
         self._pruned = trial.should_prune()
@@ -370,11 +375,11 @@ class RayAsha:
         self._trial: Any = None
         self._count = 0
 
-    def ask(self, n: int) -> list[Point]:
+    def start(self) -> tuple[str, Point]:
         self._count += 1
         self._trial = SimpleNamespace(trial_id=str(self._count))
         self._scheduler.on_trial_add(None, self._trial)
-        return [[domain.sample(random_state=self._rng) for domain in self._domains]]
+        return self._trial.trial_id, [domain.sample(random_state=self._rng) for domain in self._domains]
 
     def report(self, epoch: int, value: float) -> bool:
         decision = self._scheduler.on_trial_result(None, self._trial, {"training_iteration": epoch, "loss": value})
@@ -382,6 +387,91 @@ class RayAsha:
 
     def tell(self, results: Sequence[Result]) -> None:
         """Do nothing: random draws do not learn."""
+
+
+class RayBohb:
+    """Ray Tune's TuneBOHB with HyperBandForBOHB, which pauses trainings and continues them.
+
+    No actors are started: what Tune's controller calls, in its order, is called here, and this object is the controller
+    as far as the scheduler needs one.
+    """
+
+    class Trial:
+        def __init__(self, trial_id: str, point: Point) -> None:
+            self.trial_id, self.point = trial_id, point
+            self.status, self.is_saving = "PENDING", False
+
+    def __init__(self, space: Space, seed: int, runs: int, batch: int, epochs: int) -> None:
+        import ConfigSpace
+        import numpy as np
+        from ray.tune.schedulers import HyperBandForBOHB
+        from ray.tune.search.bohb import TuneBOHB
+
+        np.random.seed(seed)  # hpbandster's only generator
+        kinds = ConfigSpace.hyperparameters
+        configs = ConfigSpace.ConfigurationSpace(seed=seed)
+        for i, one in enumerate(space):
+            if one["type"] == "choice":
+                kind = kinds.CategoricalHyperparameter(f"x{i}", list(range(one["high"] + 1)))
+            else:
+                make = kinds.UniformIntegerHyperparameter if one["type"] == "int" else kinds.UniformFloatHyperparameter
+                kind = make(f"x{i}", one["low"], one["high"], log=one["log"])
+            configs.add_hyperparameter(kind)
+        self._names = [f"x{i}" for i in range(len(space))]
+        self._epochs = epochs
+        self._searcher = TuneBOHB(configs, metric="loss", mode="min", seed=seed)
+        self.search_alg = SimpleNamespace(searcher=self._searcher)
+        self._scheduler = HyperBandForBOHB(
+            time_attr="training_iteration", metric="loss", mode="min", max_t=epochs, reduction_factor=3
+        )
+        self._trials: list[RayBohb.Trial] = []
+        self._trial: Any = None
+
+    def get_trials(self) -> list[Trial]:
+        return self._trials
+
+    def stop_trial(self, trial: Trial) -> None:
+        if trial.status in ("PENDING", "PAUSED"):
+            self._scheduler.on_trial_remove(self, trial)
+            self._end(trial, "TERMINATED")
+
+    def start(self) -> tuple[str, Point]:
+        if not any(trial.status == "PENDING" for trial in self._trials):
+            name = str(len(self._trials))
+            config = self._searcher.suggest(name)
+            new = self.Trial(name, [config[parameter] for parameter in self._names])
+            self._trials.append(new)
+            self._scheduler.on_trial_add(self, new)
+        self._trial = self._scheduler.choose_trial_to_run(self)
+        self._trial.status = "RUNNING"
+        return self._trial.trial_id, self._trial.point
+
+    def report(self, epoch: int, value: float) -> bool:
+        trial, result = self._trial, {"training_iteration": epoch, "loss": value}
+        action = self._scheduler.on_trial_result(self, trial, result)
+        self._searcher.on_trial_result(trial.trial_id, result)
+        if action == "PAUSE":
+            trial.status = "PAUSED"
+        elif action == "STOP":
+            self._scheduler.on_trial_complete(self, trial, result)
+            self._end(trial, "TERMINATED")
+        return bool(action != "CONTINUE")
+
+    def tell(self, results: Sequence[Result]) -> None:
+        """Take the end of a training: None for a crash, else its last value; nothing if it was stopped here."""
+        if self._trial.status != "RUNNING":
+            return
+        ((value, _),) = results
+        if value is None:
+            self._scheduler.on_trial_error(self, self._trial)
+            self._end(self._trial, "ERROR")
+        elif not self.report(self._epochs, value):
+            self._scheduler.on_trial_complete(self, self._trial, {"training_iteration": self._epochs, "loss": value})
+            self._end(self._trial, "TERMINATED")
+
+    def _end(self, trial: Trial, status: str) -> None:
+        trial.status = status
+        self._searcher.on_trial_complete(trial.trial_id, error=status == "ERROR")
 
 
 PEERS: dict[str, Any] = {
@@ -394,7 +484,7 @@ PEERS: dict[str, Any] = {
     "nevergrad": Nevergrad,
     "vizier": Vizier,
 }
-FIDELITY_PEERS: dict[str, Any] = {"optuna_hyperband": OptunaHyperband, "ray_asha": RayAsha}
+FIDELITY_PEERS: dict[str, Any] = {"optuna_hyperband": OptunaHyperband, "ray_asha": RayAsha, "ray_bohb": RayBohb}
 
 
 def plain(value: Any) -> Any:
@@ -417,6 +507,9 @@ def main() -> None:
         with contextlib.redirect_stdout(sys.stderr):
             if "ask" in request:
                 answer["points"] = [[plain(value) for value in point] for point in peer.ask(request["ask"])]
+            elif "start" in request:
+                name, point = peer.start()
+                answer["started"] = [name, [plain(value) for value in point]]
             elif "report" in request:
                 answer["stop"] = peer.report(*request["report"])
             else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import random
@@ -20,7 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -559,6 +560,60 @@ def make_cnn(config: Config) -> Any:
     )
 
 
+# -- choices and small grids
+
+
+def choices() -> Problem:
+    """A choice that decides: each of six has its own bowl of three knobs, elsewhere than those of the others.
+
+    Only the optimum of the best choice is below those of the others, by a tenth of what a random config is above it.
+    """
+    rng = random.Random("choices")
+    names = list("abcdef")
+    centers = {name: [rng.uniform(0.15, 0.85) for _ in range(3)] for name in names}
+    ranks = dict(zip(rng.sample(names, 6), range(6), strict=True))
+
+    def truth(config: Config) -> float:
+        rank, center = ranks[config["kind"]], centers[config["kind"]]
+        bowl = sum((config[f"x{i}"] - center[i]) ** 2 for i in range(3))
+        return 0.15 * rank + 5.0 * bowl
+
+    knobs: Knobs = {"kind": {"choices": names}}
+    knobs |= {f"x{i}": {"type": "float", "low": 0.0, "high": 1.0} for i in range(3)}
+    return noisy("choices", knobs, truth, 0.02)
+
+
+def grid() -> Problem:
+    """Five knobs with few whole numbers each, two of them on a logarithmic scale, and a diagonal valley."""
+    knobs: Knobs = {
+        "layers": {"type": "int", "low": 1, "high": 6},
+        "heads": {"type": "int", "low": 1, "high": 4},
+        "width": {"type": "int", "low": 1, "high": 16, "log": True},
+        "batch": {"type": "int", "low": 1, "high": 12, "log": True},
+        "warmup": {"type": "int", "low": 0, "high": 3},
+    }
+
+    def truth(config: Config) -> float:
+        layers, width = config["layers"] / 6, math.log2(config["width"]) / 4
+        batch = math.log2(config["batch"]) / math.log2(12)
+        valley = (layers + width - 1.1) ** 2 + 0.3 * (layers - 2 / 3) ** 2
+        return 4 * valley + (batch - 0.7) ** 2 + 0.1 * (config["heads"] != 3) + 0.05 * abs(config["warmup"] - 1)
+
+    problem = noisy("grid", knobs, truth, 0.02)
+    sides = [range(spec["low"], spec["high"] + 1) for spec in knobs.values()]
+    points = (dict(zip(knobs, values, strict=True)) for values in itertools.product(*sides))
+    return replace(problem, best=min(truth(point) for point in points))
+
+
+def noisy(name: str, knobs: Knobs, truth: Callable[[Config], float], sd: float) -> Problem:
+    """Return a problem whose runs are off by normal noise; its optimum is 0."""
+
+    def measure(config: Config, luck: str) -> float:
+        return truth(config) + random.Random(luck).gauss(0.0, sd)
+
+    return Problem(name=name, knobs=knobs, measure=measure, truth=truth, best=0.0)
+
+
 # -- the split
 
 
@@ -583,7 +638,8 @@ TUNING: dict[str, Callable[[], Problem]] = {
     **_tables("HPOBench", "car", "phoneme"),
     **_tables("HPOLib", "naval_propulsion"),
     **_tables("NASBench201", "cifar10"),
-}
+    "choices": choices, "grid": grid,
+}  # fmt: skip
 UNTOUCHED: dict[str, Callable[[], Problem]] = {
     **_bbob(
         (3, 4, "noisy"), (6, 6, ""), (7, 20, ""), (10, 5, ""), (13, 8, ""), (14, 10, "noisy"), (17, 6, "cliff"),
@@ -606,12 +662,5 @@ def make(name: str) -> Problem:
 
 def knobs_only(n: int) -> Problem:
     """A function of n knobs, to measure what a proposal costs."""
-    knobs = {f"x{i + 1}": {"type": "float", "low": -3.0, "high": 7.0} for i in range(n)}
-
-    def truth(config: Config) -> float:
-        return ackley(list(config.values()))
-
-    def measure(config: Config, luck: str) -> float:
-        return truth(config) + random.Random(luck).gauss(0.0, 0.2)
-
-    return Problem(name=f"ackley{n}_free", knobs=knobs, measure=measure, truth=truth, best=0.0)
+    knobs: Knobs = {f"x{i + 1}": {"type": "float", "low": -3.0, "high": 7.0} for i in range(n)}
+    return noisy(f"ackley{n}_free", knobs, lambda config: ackley(list(config.values())), 0.2)

@@ -1,14 +1,18 @@
 """Epochs of training until a target is reached: looplab's search with rungs beside other tools.
 
     python benchmarks/fidelity.py [--quick] [--trainings tuning|untouched|all] [--seeds N] [--only TRAINING …]
-                                  [--ways WAY …] [--keep FILE]
+                                  [--ways WAY …] [--keep FILE] [--minutes M]
 
 Real trainings of 27 epochs (scikit-learn with partial fits, torch), one run at a time. The target of each is the best
 value, at any epoch, of 30 whole trainings of random configs. Compared are the epochs that a way trains until a run
 shows that value; a way that has not reached it after 40 times 27 epochs counts with those. The value of a run is the
-best one so far, for all ways. Settings of looplab were chosen on the TUNING trainings; those of UNTOUCHED were not
-looked at before the figures in RESULTS.md were measured. With `--keep`, finished studies are kept in
-a file, and a second call continues.
+best one so far, for all ways. Settings of looplab were chosen on the TUNING trainings, with seeds below 100; nobody
+looks at those of UNTOUCHED to choose a setting, and the figures of the last line are of these alone, with seeds from
+7000 on (with `--quick`, of two tuning trainings).
+
+With `--keep FILE`, finished studies and targets are kept there and not done again, and with `--minutes M` no study is
+started after so long, so that a long comparison can be made in pieces. Seeds come first; compared are the seeds that
+all ways have. Remove the lines of `looplab` when the search changes.
 
 - `looplab`: `search: {fidelity: true}`: the model over curves and knobs. Proposers are the real ones, on a real ledger
   and run folders; only the process in which a run trains is left out. A run that is stopped stays in memory, as exact
@@ -18,10 +22,13 @@ a file, and a second call continues.
 - `whole`: the search alone.
 - `optuna_hyperband`: Optuna's TPESampler with its HyperbandPruner, `report` and `should_prune`.
 - `ray_asha`: Ray Tune's ASHAScheduler with its default search, random draws, in an environment of its own.
+- `ray_bohb`: Ray Tune's TuneBOHB with HyperBandForBOHB, which continues what it has paused, in an environment of its
+  own with the old packages that hpbandster works with.
 
 Rungs are at 1, 3, 9 and 27 epochs for all. A ratio is the geometric mean, over the trainings, of the ratio of mean
 epochs; its interval is from drawing trainings and seeds again. `best_peer` is the best one of the other tools on each
-training, known in hindsight. Ray's BOHB and PBT are not compared yet.
+training, known in hindsight. Population-based training is not compared: it changes knobs during a training, and half of
+these knobs (widths, activations, solvers) cannot be changed then.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -62,9 +69,14 @@ POOL = 30
 """Random configs, trained to the end, whose best value is the target."""
 BUDGET = 40 * EPOCHS
 FIRST_SEED = 7000
-QUICK = ("linear", "perceptron")
+QUICK = {"linear": 0.06510851419031716, "perceptron": 0.0438061745638221}
+"""Trainings of --quick with their targets, as they were found, so that it does not begin with 60 whole trainings."""
 QUICK_WAYS = ("looplab", "optuna_hyperband")
+QUICK_MINUTES = 0.6
 decide.PACKAGES["ray_asha"] = ["ray[tune]"]
+decide.PACKAGES["ray_bohb"] = [
+    "ray[tune]", "hpbandster", "ConfigSpace<1", "numpy<2", "scipy<1.14", "statsmodels<0.15", "pandas<2.3", "pyarrow<20",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -500,15 +512,16 @@ def by_peer(peer_name: str, name: str, root: Path, seed: int, counter: Counter) 
     problem = TRAININGS[name].problem(name)
     kind = decide.InEnvironment if peer_name in decide.PACKAGES else decide.InProcess
     peer = kind(peer_name, space=problem.space(), seed=seed, runs=BUDGET, batch=1, epochs=EPOCHS)
+    trainings: dict[str, tuple[Iterator[float], int]] = {}  # those that may be continued
     try:
         while True:
-            (point,) = peer.ask(1)
-            last, n = None, 0
-            for n, last in enumerate(counter.train(problem.config(point)), 1):
-                if n < EPOCHS and peer.report(n, last):
+            trial, point = peer.start()
+            values, begun = trainings.pop(trial, None) or (counter.train(problem.config(point)), 0)
+            last = None
+            for n, value in enumerate(values, begun + 1):
+                if n == EPOCHS or peer.report(n, value):
+                    last, trainings[trial] = value, (values, n)
                     break
-            else:
-                last = last if n == EPOCHS else None
             peer.tell([(last, True)])
     finally:
         peer.close()
@@ -521,12 +534,13 @@ WAYS: dict[str, Callable[[str, Path, int, Counter], None]] = {
     "whole": partial(by_looplab, prune=False),
     "optuna_hyperband": partial(by_peer, "optuna_hyperband"),
     "ray_asha": partial(by_peer, "ray_asha"),
+    "ray_bohb": partial(by_peer, "ray_bohb"),
 }
-PEERS = ("optuna_hyperband", "ray_asha")
+PEERS = ("optuna_hyperband", "ray_asha", "ray_bohb")
 
 
-def epochs_to_target(name: str, way: str, seed: int) -> int:
-    counter = Counter(name, seed, target(name))
+def epochs_to_target(name: str, way: str, seed: int, goal: float) -> int:
+    counter = Counter(name, seed, goal)
     root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
     try:
         WAYS[way](name, root, seed, counter)
@@ -537,7 +551,7 @@ def epochs_to_target(name: str, way: str, seed: int) -> int:
     return counter.epochs
 
 
-def ratio(epochs: dict[str, dict[str, list[int]]], way: str, other: Callable[[str], str]) -> decide.Ratio:
+def ratio(epochs: dict[str, dict[str, list[float]]], way: str, other: Callable[[str], str]) -> decide.Ratio:
     """Return the ratio of two ways; `epochs`: training → way → the epochs of each seed."""
     rng = np.random.default_rng(0)
     values, drawn = [], []
@@ -556,55 +570,94 @@ def ratio(epochs: dict[str, dict[str, list[int]]], way: str, other: Callable[[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two trainings of TUNING, two ways, one seed")
+    parser.add_argument("--quick", action="store_true", help="two trainings of TUNING, two ways, half a minute")
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help="default: 10")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
     parser.add_argument("--trainings", choices=["tuning", "untouched", "all"], default="untouched")
     parser.add_argument("--only", nargs="*", default=[], choices=list(TRAININGS), metavar="TRAINING")
     parser.add_argument("--ways", nargs="*", default=[], choices=list(WAYS), metavar="WAY")
-    parser.add_argument("--keep", type=Path, metavar="FILE")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="of finished studies, which are not done again")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="start no study after so long")
     options = parser.parse_args()
     began = time.time()
-    seeds = options.seeds or (1 if options.quick else 10)
+    until = began + 60 * min(options.minutes, QUICK_MINUTES if options.quick else math.inf)
+    seeds = options.seeds or (3 if options.quick else 10)
     groups = {"tuning": TUNING, "untouched": tuple(UNTOUCHED), "all": tuple(TRAININGS)}
-    names = options.only or (QUICK if options.quick else groups[options.trainings])
+    names = options.only or (tuple(QUICK) if options.quick else groups[options.trainings])
     ways, left_out = list(options.ways or (QUICK_WAYS if options.quick else WAYS)), {}
-    if "ray_asha" in ways:
-        why = decide.prepare("ray_asha", make=not options.quick)
+    for way in [way for way in ways if way in decide.PACKAGES]:
+        why = decide.prepare(way, make=not options.quick)
         if why is not None:
-            left_out["ray_asha"] = why
-            ways.remove("ray_asha")
-            print(f"ray_asha is left out: {why}", flush=True)
-    kept: dict[str, int] = {}
-    if options.keep is not None and options.keep.exists():
-        for line in options.keep.read_text().splitlines():
-            kept.update(json.loads(line))
-    epochs: dict[str, dict[str, list[int]]] = {name: {way: [] for way in ways} for name in names}
-    print(f"{'mean epochs until':20} {'target':>9} " + " ".join(f"{way:>16}" for way in ways))
-    for seed in range(options.first_seed, options.first_seed + seeds):
-        for name, way in itertools.product(names, ways):
-            key = f"{name}/{way}/{seed}"
-            if key not in kept:
-                kept[key] = epochs_to_target(name, way, seed)
-                if options.keep is not None:
-                    with options.keep.open("a") as out:
-                        out.write(json.dumps({key: kept[key]}) + "\n")
-            epochs[name][way].append(kept[key])
-    for name in names:
-        cells = " ".join(f"{statistics.fmean(epochs[name][way]):16.0f}" for way in ways)
-        print(f"{name:20} {target(name):9.4g} {cells}", flush=True)
+            left_out[way] = why
+            ways.remove(way)
+            print(f"{way} is left out: {why}", flush=True)
+    kept = Kept(options.keep)
+    tasks = list(itertools.product(range(options.first_seed, options.first_seed + seeds), names, ways))
+    done = 0
+    for seed, name, way in tasks:
+        if time.time() > until:
+            break
+        goal = kept.get(
+            f"{name}/target", partial(QUICK.__getitem__ if options.quick and name in QUICK else target, name)
+        )
+        kept.get(f"{name}/{way}/{seed}", partial(epochs_to_target, name, way, seed, goal))
+        done += 1
+    epochs: dict[str, dict[str, list[float]]] = {}
+    for name in names:  # compared on the seeds that all ways have
+        whole = [seed for seed in dict.fromkeys(task[0] for task in tasks)
+                 if all(f"{name}/{way}/{seed}" in kept.values for way in ways)]  # fmt: skip
+        if whole:
+            epochs[name] = {way: [kept.values[f"{name}/{way}/{seed}"] for seed in whole] for way in ways}
+    print(f"{done} of {len(tasks)} studies")
+    print(f"{'mean epochs until':20} {'target':>9} {'seeds':>5} " + " ".join(f"{way:>16}" for way in ways))
+    for name, by_way in epochs.items():
+        cells = " ".join(f"{statistics.fmean(by_way[way]):16.0f}" for way in ways)
+        split = "untouched" if name in UNTOUCHED else "tuning"
+        print(f"{name:20} {kept.values[f'{name}/target']:9.4g} {len(by_way[ways[0]]):5} {cells}  {split}", flush=True)
+    found: dict[str, Any] = {}
+    for split, chosen in (("", UNTOUCHED), ("_tuning", TUNING)):
+        part = {name: by_way for name, by_way in epochs.items() if name in chosen}
+        found |= figures(part, ways, "" if options.quick else split)
+    print(json.dumps({
+        **found, "trainings": len(epochs), "untouched": sum(name in UNTOUCHED for name in epochs), "seeds": seeds,
+        "studies": done, "of_studies": len(tasks), "left_out": left_out, "seconds": round(time.time() - began),
+    }))  # fmt: skip
+
+
+def figures(epochs: dict[str, dict[str, list[float]]], ways: Sequence[str], suffix: str) -> dict[str, Any]:
+    """Print and return the ratios of looplab to the other ways; `suffix`: the end of each name."""
     found: dict[str, Any] = {}
     peers = [way for way in ways if way in PEERS]
-    if "looplab" in ways and peers:
-        best = {name: min(peers, key=lambda way: statistics.fmean(epochs[name][way])) for name in names}
-        for label, other in [("best_peer", best.__getitem__), *((way, lambda _, way=way: way) for way in ways[1:])]:
-            one = ratio(epochs, "looplab", other)
-            print(f"epochs of looplab : {label} {one}")
-            found[f"epochs_x_{label}"] = round(one.value, 3)
-            found[f"epochs_x_{label}_95"] = one.interval and [round(end, 3) for end in one.interval]
-    print(json.dumps({
-        **found, "trainings": len(names), "seeds": seeds, "left_out": left_out, "seconds": round(time.time() - began),
-    }))  # fmt: skip
+    if "looplab" not in ways or not epochs:
+        return found
+    others: dict[str, Callable[[str], str]] = {way: lambda _, way=way: way for way in ways if way != "looplab"}
+    if peers:
+        best = {name: min(peers, key=lambda way: statistics.fmean(by_way[way])) for name, by_way in epochs.items()}
+        others = {"best_peer": best.__getitem__, **others}
+    for label, other in others.items():
+        one = ratio(epochs, "looplab", other)
+        print(f"epochs of looplab : {label} {one} ({one.problems} trainings{suffix.replace('_', ', ')})")
+        found[f"epochs_x_{label}{suffix}"] = round(one.value, 3)
+        found[f"epochs_x_{label}{suffix}_95"] = one.interval and [round(end, 3) for end in one.interval]
+    return found
+
+
+class Kept:
+    """Numbers by name; in a file, one a line, if there is one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.values: dict[str, float] = {}
+        for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+            self.values.update(json.loads(line))
+
+    def get(self, name: str, make: Callable[[], float]) -> float:
+        if name not in self.values:
+            self.values[name] = make()
+            if self._file is not None:
+                with self._file.open("a") as out:
+                    out.write(json.dumps({name: self.values[name]}) + "\n")
+        return self.values[name]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a run costs: 1,000 runs of `true` on 4 slots, durable, beside a bare pool of subprocesses.
 
-    python benchmarks/launch.py [--quick]
+    python benchmarks/launch.py [--quick] [--executor ray|slurm|simulated]
 
 Durable: each run has its folder, config, capsule, hashes, summary and its place in the ledger. The two are measured
 alternately in the same process, so that a noisy machine is noisy for both; ratios are medians over the repeats.
@@ -23,6 +23,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import launch_cluster
 from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
@@ -106,7 +107,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--executor", choices=["local", "slurm", "ray", "simulated"], default="local")
     options = parser.parse_args()
+    if options.executor != "local":
+        return launch_cluster.main(options.executor, fresh_folder(), quick=options.quick)
     n = 1000
     repeats = options.repeats or (3 if options.quick else 7)
     root = fresh_folder()

@@ -2,11 +2,12 @@
 
     python benchmarks/log.py [--quick]
 
-Every peer hands each row to the system before the next one (a flush or a commit), as trainkit does; only wandb has no
-way to do so and writes in the background. TensorBoard and wandb take part where they are installed. All are measured in
-turn within the same process, so that a noisy machine is noisy for all; the figures are medians over the repeats,
-the ratios medians of the ratios within a repeat. The scalars are random doubles, 16 to 17 digits each: the slowest
-to write. Files go to a temporary folder, or under $BENCH_DIR where that is set.
+Every peer hands each row to the system before the next one (a flush or a commit), as trainkit does; only wandb and
+trackio have no way to do so and write in the background. TensorBoard, wandb, MLflow (into its SQLite store) and trackio
+take part where they are installed (`pip install --group bench`). All are measured in turn within the same process, so
+that a noisy machine is noisy for all; the figures are medians over the repeats, the ratios medians of the ratios within
+a repeat. The scalars are random doubles, 16 to 17 digits each: the slowest to write. Files go to a temporary folder, or
+under $BENCH_DIR where that is set.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import csv
 import importlib.util
 import json
+import logging
 import os
 import random
 import sqlite3
@@ -24,13 +26,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 from looplab import trainkit
 
 NAMES = [f"train/metric_{number}" for number in range(10)]
 ROWS = [{name: random.random() for name in NAMES} for _ in range(1000)]
+PORTION = 20
+"""Rows between two looks at the clock."""
 Write = Callable[[dict[str, float], int], object]
 
 
@@ -111,6 +115,35 @@ def wandb_offline(folder: Path) -> Iterator[Write]:
     run.finish()
 
 
+@contextmanager
+def mlflow_sqlite(folder: Path) -> Iterator[Write]:
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    mlflow.set_experiment("bench")
+    mlflow.start_run()
+
+    def write(row: dict[str, float], step: int) -> None:
+        mlflow.log_metrics(row, step=step)
+
+    yield write
+    mlflow.end_run()
+
+
+@contextmanager
+def trackio_local(folder: Path) -> Iterator[Write]:
+    os.environ.update(TRACKIO_DIR=str(folder / "trackio"), HF_HUB_OFFLINE="1")
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # it prints how to open its dashboard
+        import trackio
+
+        trackio.init(project="bench", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+    yield lambda row, step: trackio.log(row, step=step)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        trackio.finish()
+
+
 def installed(*modules: str) -> bool:
     return all(importlib.util.find_spec(module) for module in modules)
 
@@ -126,6 +159,10 @@ def contestants() -> dict[str, Callable[[Path], AbstractContextManager[Write]]]:
         found["TensorBoard + flush"] = tensorboard
     if installed("wandb"):
         found["wandb offline, async"] = wandb_offline
+    if installed("mlflow", "sqlalchemy", "alembic"):
+        found["MLflow, SQLite"] = mlflow_sqlite
+    if installed("trackio"):
+        found["trackio, async"] = trackio_local
     return found
 
 
@@ -134,9 +171,9 @@ def speed(write: Write, first: int, seconds: float) -> tuple[float, int]:
     began = now = time.perf_counter()
     step = first
     while now - began < seconds:
-        for number in range(step, step + 200):
+        for number in range(step, step + PORTION):
             write(ROWS[number % len(ROWS)], number)
-        step += 200
+        step += PORTION
         now = time.perf_counter()
     return (step - first) / (now - began), step
 

@@ -2,15 +2,17 @@
 
     python benchmarks/mario_speed.py [--quick]
 
-  ours    MarioEnv on the fastest core (fceumm of stable-retro), in SupervisedVectorEnv with one worker per core
+  ours    MarioEnv on the fastest core (nes.c), in SupervisedVectorEnv with one worker per core
+  fceumm  the same on the core of stable-retro, which nes.c replaces
   async   gym-super-mario-bros 7.4 on nes-py 8, one process per env, patched to run on NumPy 2, behind an adapter to
           Gymnasium. Its greyscale 84×84 frames are computed by our function, which is faster than the usual ones.
 Both hold an action for 4 frames, stack 4 frames, compute the full reward and info of every step, and reset when an
 episode ends. Both are built first and measured in turn, so that noise of the machine affects both; figures are medians
 over the rounds, the ratio is the median of the ratios within a round. The last line is JSON; `mario_x_async` is the
-smaller of the ratios with 2 and with 8 envs.
+smaller of the ratios with 2 and with 8 envs, `mario_x_fceumm` the same against fceumm.
 
-Before that, the two cores play the same actions, to check that they play the same game.
+Before that, the cores play the same actions, to check that they play the same game: nes.c and fceumm to the bit
+(`parity_exact`), nes-py within the differences that are printed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv  # noqa: E402
 
-from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, SIZE, MarioEnv, to_grey  # noqa: E402
+from looplab.recipes.mario.mario.cores import SIZE, to_grey  # noqa: E402
+from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, MarioEnv  # noqa: E402
 from looplab.rl import SupervisedVectorEnv  # noqa: E402
 
 CORES = len(os.sched_getaffinity(0))
@@ -85,8 +88,8 @@ class WellKnown(gym.Env[Any, Any]):
         return to_grey(np.ascontiguousarray(shown[8:232, 8:248]))
 
 
-def ours(count: int) -> Any:
-    makers = [lambda: MarioEnv(stages=((1, 1),), actions="simple")] * count
+def ours(count: int, core: str = "auto") -> Any:
+    makers = [lambda: MarioEnv(stages=((1, 1),), actions="simple", core=core)] * count
     return SupervisedVectorEnv(makers, workers=min(CORES, count), info_fields=INFO_FIELDS)
 
 
@@ -105,7 +108,7 @@ def speed(venv: Any, actions: Any, seconds: float) -> float:
 
 
 def side_by_side(count: int, rounds: int, seconds: float) -> dict[str, float]:
-    venvs = {"ours": ours(count), "async": theirs(count)}
+    venvs = {"ours": ours(count), "fceumm": ours(count, "fceumm"), "async": theirs(count)}
     chance = np.random.default_rng(0)
     actions = chance.integers(len(ACTIONS["simple"]), size=(512, count))
     for venv in venvs.values():
@@ -114,39 +117,52 @@ def side_by_side(count: int, rounds: int, seconds: float) -> dict[str, float]:
     for venv in venvs.values():
         venv.close()
     found = {name: statistics.median(row[name] for row in table) for name in venvs}
-    found["ratio"] = statistics.median(row["ours"] / row["async"] for row in table)
-    print(f"{count} envs: ours {found['ours']:,.0f}, async {found['async']:,.0f} frames/s, {found['ratio']:.2f}×")
+    found["ratio"], found["core_ratio"] = (
+        statistics.median(row["ours"] / row[other] for row in table) for other in ("async", "fceumm")
+    )
+    print(
+        f"{count} envs: ours {found['ours']:,.0f}, with fceumm {found['fceumm']:,.0f}, async {found['async']:,.0f} "
+        f"frames/s, {found['core_ratio']:.2f}× and {found['ratio']:.2f}×"
+    )
     return found
 
 
-def path(core: str, actions: list[int]) -> list[dict[str, Any]]:
-    """Return the infos from the start of 1-1 until the actions or the episode end."""
+def path(core: str, actions: list[int]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Return the infos and observations from the start of 1-1 until the actions or the episode end."""
     env = MarioEnv(core=core, actions="simple")
-    infos = [env.reset(seed=0)[1]]
+    observation, info = env.reset(seed=0)
+    infos, observations = [info], [observation.tobytes()]
     for action in actions:
-        _, _, terminated, _, info = env.step(action)
+        observation, _, terminated, _, info = env.step(action)
         infos.append(info)
+        observations.append(observation.tobytes())
         if terminated:
             break
     env.close()
-    return infos
+    return infos, observations
 
 
 def parity(games: int = 6, steps: int = 200) -> dict[str, float]:
-    """Compare the two cores over the same actions, as long as both play."""
+    """Compare the cores over the same actions, as long as both play."""
     gaps = dict.fromkeys(("x_pos", "time", "score"), 0)
-    alike = compared = 0
+    alike = compared = exact = 0
     for seed in range(games):
         chance = np.random.default_rng(seed)
         held = chance.integers(2, 10, size=steps)
         actions = np.repeat(chance.choice([1, 3, 4, 4, 4], size=steps), held)[:steps].tolist()
-        one, other = path("fceumm", actions), path("nes-py", actions)
+        played = path("auto", actions)
+        exact += played == path("fceumm", actions)
+        one, other = played[0], path("nes-py", actions)[0]
         pairs = list(zip(one, other, strict=False))
         compared += len(pairs)
         alike += abs(len(one) - len(other)) <= 1
         gaps = {name: max(gap, *(abs(a[name] - b[name]) for a, b in pairs)) for name, gap in gaps.items()}
-    print(f"parity: {compared} steps in {games} games; largest differences {gaps}; {alike} games end within a step")
-    return {f"parity_{name}_gap": float(gap) for name, gap in gaps.items()} | {"parity_alike": alike / games}
+    print(
+        f"parity: {compared} steps in {games} games; with fceumm, {exact} games are the same to the bit; with nes-py,"
+    )
+    print(f"  largest differences {gaps}, {alike} games end within a step")
+    ratios = {"parity_alike": alike / games, "parity_exact": exact / games}
+    return {f"parity_{name}_gap": float(gap) for name, gap in gaps.items()} | ratios
 
 
 def measure(quick: bool = False) -> dict[str, float]:
@@ -157,8 +173,10 @@ def measure(quick: bool = False) -> dict[str, float]:
             f"mario{count}_frames": figures["ours"],
             f"mario{count}_async_frames": figures["async"],
             f"mario{count}_x_async": figures["ratio"],
+            f"mario{count}_x_fceumm": figures["core_ratio"],
         }
-    found["mario_x_async"] = min(found["mario2_x_async"], found.get("mario8_x_async", math.inf))
+    for other in ("async", "fceumm"):
+        found[f"mario_x_{other}"] = min(found[f"mario2_x_{other}"], found.get(f"mario8_x_{other}", math.inf))
     return found
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -35,7 +36,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -47,18 +47,6 @@ PEER_RUNS = 300
 """Runs for TensorBoard, which reads one file for each."""
 PAGES = ("now", "runs", "lineage", "agents", "judge", "pipelines", "record")
 ROWS = "document.querySelectorAll('{}').length"
-
-
-def load(name: str) -> ModuleType:
-    """Load a helper of the tests: what makes labs, and what drives Chromium."""
-    sys.path.insert(0, str(ROOT))
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "tests/report" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def free_port() -> int:
@@ -107,6 +95,12 @@ class Server:
             self.process.wait(10)
         self.process.kill()
         self.process.wait()
+
+
+def peer_command(name: str) -> list[str]:
+    """Return the command of an installed package, also where its script is in another environment's folder."""
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name=name)
+    return [sys.executable, "-c", f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"]
 
 
 def wait_until(browser: Any, expression: str) -> float | None:
@@ -278,7 +272,14 @@ def measure_peers(browser: Any, made: Any, folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if importlib.util.find_spec("optuna_dashboard"):
         port = free_port()
-        argv = [str(BIN / "optuna-dashboard"), optuna_study(made, folder), "--port", str(port), "--host", "127.0.0.1"]
+        argv = [
+            *peer_command("optuna-dashboard"),
+            optuna_study(made, folder),
+            "--port",
+            str(port),
+            "--host",
+            "127.0.0.1",
+        ]
         url = f"http://127.0.0.1:{port}/dashboard/"
         with Server(argv, folder, url) as server:
             ready = "(document.body?.innerText.match(/Trial [0-9]+/g) || []).length > 5"
@@ -287,7 +288,7 @@ def measure_peers(browser: Any, made: Any, folder: Path) -> dict[str, Any]:
     if importlib.util.find_spec("tensorboard"):
         port = free_port()
         logs = tensorboard_logs(made, folder)
-        argv = [str(BIN / "tensorboard"), "--logdir", str(logs), "--port", str(port), "--host", "127.0.0.1"]
+        argv = [*peer_command("tensorboard"), "--logdir", str(logs), "--port", str(port), "--host", "127.0.0.1"]
         with Server(argv, folder, f"http://127.0.0.1:{port}/") as server:
             ready = "(document.body?.innerText.match(/00[0-9]{2}-/g) || []).length > 5"
             seconds, kilobytes = open_fresh(browser, f"http://127.0.0.1:{port}/#timeseries", ready)
@@ -324,7 +325,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="600 runs and one repeat")
     quick = parser.parse_args().quick
     runs, repeats = (600, 1) if quick else (10_000, 3)
-    making, chromium = load("making"), load("browser")
+    sys.path.insert(0, str(ROOT))
+    from tests.report import browser as chromium
+    from tests.report import making  # what makes labs, and what drives Chromium
+
     program = chromium.find_chromium()
     if program is None:
         raise SystemExit("no chromium on PATH: `make browser` installs it")

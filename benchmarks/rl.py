@@ -1,10 +1,11 @@
 """The training runtime compared with others: vector envs, Mario, replay, PPO, checkpoints, overlapped collection.
 
-    python benchmarks/rl.py [--quick] [--parity]
+    python benchmarks/rl.py [--quick] [--parity] [--only-ppo]
 
 Runs the benchmarks vector.py, mario_speed.py, replay.py and checkpoint.py one after the other, and two more:
-  ppo       CartPole, 8 envs, default hyperparameters of Stable-Baselines3: transitions per second of training, ours and
-            theirs in turn. `--parity`: also the returns of both after 49,152 transitions, over 10 seeds.
+  ppo       CartPole, 8 envs, default hyperparameters of Stable-Baselines3: transitions per CPU second of training, ours
+            (`ppo_x_torch`: also without fused.c) and theirs in turn; both use one process and one thread. `--parity`:
+            also the returns of both after 49,152 transitions, over 10 seeds.
   overlap   the same training with synchronous and overlapped collection, where collecting and learning take about the
             same time (envs that take a fixed time per step, like a game, in their own processes)
 The last line is one JSON object with all figures. Libraries and envs that are not installed are skipped with a note.
@@ -34,6 +35,7 @@ import torch
 from looplab import trainkit
 from looplab.rl import SupervisedVectorEnv
 from looplab.rl.collect import Collector, RolloutBuffer, RolloutSource
+from looplab.rl.fused import load
 from looplab.rl.metrics import MetricsWriter
 from looplab.rl.policies import make_policy
 from looplab.rl.ppo import Ppo, PpoSettings
@@ -67,21 +69,22 @@ Curve = list[tuple[int, float]]
 """For each rollout: transitions learned from before it, and mean return of the episodes that ended in it."""
 
 
-def ours(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curve]:
-    """Return transitions per second and the learning curve of our PPO."""
+def ours(seed: int, updates: int, rollout: int = ROLLOUT, *, fused: bool = True) -> tuple[float, Curve]:
+    """Return transitions per CPU second and the learning curve of our PPO."""
     torch.manual_seed(seed)
     envs = SupervisedVectorEnv([partial(gym.make, "CartPole-v1")] * 8, copy=False)
-    policy = make_policy(envs.single_observation_space, envs.single_action_space)
+    policy: Any = make_policy(envs.single_observation_space, envs.single_action_space)
+    policy.fused = fused
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "metrics.jsonl")
         metrics = MetricsWriter(trainkit.Logger(path))
         plan = TrainingPlan(updates * rollout * 8, rollout=rollout, save_every=10**9)
         learner = Ppo(policy, PpoSettings(), seed)
         runner = Runner(envs, learner, plan, out_dir=Path(folder), metrics=metrics, seed=seed, echo=lambda _: None)
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(updates):
             runner.update()
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         runner.source.close()
         runner.checkpoints.close()
         metrics.close()
@@ -107,9 +110,9 @@ def theirs(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curv
 
     envs = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
     model = PPO("MlpPolicy", envs, n_steps=rollout, seed=seed, device="cpu")
-    began = time.perf_counter()
+    began = time.process_time()
     model.learn(updates * rollout * 8, callback=listen)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     envs.close()
     curve = [(i * rollout * 8, float(np.mean(returns))) for i, returns in enumerate(ended)]
     return model.num_timesteps / seconds, curve
@@ -117,11 +120,16 @@ def theirs(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curv
 
 def ppo(quick: bool) -> dict[str, float]:
     rounds, how = (3, (1, 512)) if quick else (5, (2, ROLLOUT))
-    pairs = [(ours(seed, *how)[0], theirs(seed, *how)[0]) for seed in range(rounds)]
-    ratio = statistics.median(a / b for a, b in pairs)
-    mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"PPO CartPole, 8 envs: {mine:,.0f} steps/s, Stable-Baselines3 {other:,.0f}: {ratio:.2f} x", flush=True)
-    return {"ppo_x_sb3": round(ratio, 2), "ppo_steps_s": round(mine)}
+    load()  # compiled before the clock runs
+    rows = [(ours(seed, *how)[0], ours(seed, *how, fused=False)[0], theirs(seed, *how)[0]) for seed in range(rounds)]
+    mine, in_torch, other = (statistics.median(column) for column in zip(*rows, strict=True))
+    x_torch, x_sb3 = (statistics.median(row[0] / row[i] for row in rows) for i in (1, 2))
+    print(
+        f"PPO CartPole, 8 envs, steps per CPU second: {mine:,.0f}, in torch {in_torch:,.0f}: {x_torch:.2f} x, "
+        f"Stable-Baselines3 {other:,.0f}: {x_sb3:.2f} x",
+        flush=True,
+    )
+    return {"ppo_x_sb3": round(x_sb3, 2), "ppo_x_torch": round(x_torch, 2), "ppo_steps_s": round(mine)}
 
 
 def read_off(curve: Curve, at: int) -> float:
@@ -214,13 +222,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--parity", action="store_true", help="also compare returns with Stable-Baselines3")
+    parser.add_argument("--only-ppo", action="store_true", help="only the comparison with Stable-Baselines3")
     args = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
-    for name in ("vector.py", "mario_speed.py", "replay.py", "checkpoint.py"):
+    for name in () if args.only_ppo else ("vector.py", "mario_speed.py", "replay.py", "checkpoint.py"):
         results = part(name, args.quick)
         figures |= {key: results[key] for key in WANTED if key in results}
-    figures |= ppo(args.quick) | overlap(args.quick)
+    figures |= ppo(args.quick)
+    if not args.only_ppo:
+        figures |= overlap(args.quick)
     if args.parity:
         figures |= parity()
     print(json.dumps(figures))

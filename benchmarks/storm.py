@@ -37,10 +37,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from storm_soak import soak
 
 TIMEOUT_S = 120.0
 """A command that takes longer is wedged."""
+LEAK_PATIENCE_S = 60.0
+"""How long processes of ended attacks may take to end."""
 QUICK_S, QUICK_CUT_S = 42.0, 8.0
 """With --quick: until when attacks begin, and how long after that they may take."""
 TRAIN = """\
@@ -121,6 +125,8 @@ class Storm:
             sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
             os.chdir(cwd or self.lab)
             os.environ.update({"STORM_STARTED": str(self.folder / "started"), **env})
+            if "LD_PRELOAD" in env:
+                os.execv(sys.executable, [sys.executable, "-m", "looplab", *argv])
             sys.argv = ["looplab", *argv]
             from looplab.cli.main import main
 
@@ -198,6 +204,20 @@ class Storm:
         files = [entry.name for entry in os.scandir(self.folder / "victim") if not entry.is_symlink()]
         if files != ["kept.txt"] or (self.folder / "victim" / "kept.txt").read_text() != "kept":
             raise Broken(OUTSIDE, "a file outside of the lab was changed")
+
+    def fail(self, kind: str, why: str) -> NoReturn:
+        raise Broken(kind, why)
+
+    @staticmethod
+    def with_argument(text: str) -> list[int]:
+        """The processes that have this text in an argument, without this one."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if any(text.encode() in word for word in words) and int(path.parent.name) != os.getpid():
+                    found.append(int(path.parent.name))
+        return found
 
     def run_folders(self) -> list[Path]:
         return sorted(path.parent.parent for path in (self.lab / "outputs").glob("toy/*/record/run.json"))
@@ -605,20 +625,12 @@ def daemons(storm: Storm) -> None:
     storm.call("run", codes=(0, 1))
     storm.settle()
     until = time.monotonic() + 20
-    while left := list(_with_argument(f"time.sleep({mark})")):
+    while left := storm.with_argument(f"time.sleep({mark})"):
         if time.monotonic() > until:
             for one in left:
                 os.kill(one, signal.SIGKILL)
             raise Broken(OUTSIDE, "a daemon outlived its run")
         time.sleep(0.1)
-
-
-def _with_argument(text: str) -> Iterator[int]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if any(text.encode() in word for word in words) and int(path.parent.name) != os.getpid():
-                yield int(path.parent.name)
 
 
 def moves(storm: Storm) -> None:
@@ -730,6 +742,7 @@ CLASSES: dict[str, Callable[[Storm], None]] = {
         moves,
         secrets,
         many,
+        soak,
     )
 }
 
@@ -764,6 +777,7 @@ class Box:
         self.seed = seed
         self.home = Path(tempfile.mkdtemp(prefix="storm-"))
         self.running: dict[int, tuple[str, int, Path]] = {}
+        self.shared, self.own = _shared_memory(), _own_use()
         with contextlib.suppress(OSError, AttributeError):  # what an attack leaves behind becomes our child
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
@@ -790,6 +804,37 @@ class Box:
                 found = json.loads(result.read_text()) if result.exists() else [WEDGED, "the attack itself was ended"]
                 yield name, number, Broken(*found) if found else None
 
+    def leaks(self) -> list[str]:
+        """What the attacks that have ended left behind; processes get some seconds to end."""
+        if self.running:
+            return []
+        until = time.monotonic() + LEAK_PATIENCE_S
+        while (left := self._processes_left()) and time.monotonic() < until:
+            time.sleep(0.1)
+        found = [f"a process: {name}" for name in left]
+        found += [f"shared memory: {name}" for name in sorted(_shared_memory() - self.shared)]
+        found += [f"a folder: {path.name}" for path in sorted(self.home.glob("storm-*"))]
+        handles, memory = _own_use()
+        if handles > self.own[0] + 5:
+            found.append(f"handles: {self.own[0]} at the start, {handles} at the end")
+        if memory > self.own[1] + 100:
+            found.append(f"memory: {self.own[1]:.0f} MB at the start, {memory:.0f} MB at the end")
+        return found
+
+    def _processes_left(self) -> list[str]:
+        """Descendants that live, and zombies that are not ours to reap; our own are reaped."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        names = []
+        for pid in _below(os.getpid()):
+            with contextlib.suppress(OSError):
+                if pid != os.getpid():
+                    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    names.append(f"{pid} {state} {command[:100]}".strip())
+        return names
+
     def cut_off(self) -> list[str]:
         """End what still runs; return its names."""
         names = [f"{name}:{number}" for name, number, _ in self.running.values()]
@@ -804,6 +849,17 @@ class Box:
             time.sleep(0.01)
         _remove(self.home)
         return names
+
+
+def _shared_memory() -> set[str]:
+    """Names of shared memory that looplab has made; other programs have some, too."""
+    return {path.name for path in Path("/dev/shm").glob("*looplab*")}
+
+
+def _own_use() -> tuple[int, float]:
+    """Open handles of this process, and its memory in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _below(pid: int) -> Iterator[int]:
@@ -849,6 +905,7 @@ def main() -> int:
                 again = f"python benchmarks/storm.py --seed {args.seed} --replay {name}:{number}"
                 print(f"{name}:{number} {found.kind}: {found}\n  again: {again}", flush=True)
         time.sleep(0.01)
+    leaks = [] if args.quick else box.leaks()
     unfinished = box.cut_off()
     print(f"\n{'class':<12}{'tried':>7}{'held':>7}   seed {args.seed}")
     for name in names:
@@ -857,16 +914,19 @@ def main() -> int:
         print(f"cut off at the end, not counted: {', '.join(unfinished)}")
     if missed := [name for name in names if not tried[name]]:
         print(f"not reached in this time: {', '.join(missed)}")
+    for leak in leaks:
+        print(f"left behind: {leak}")
     kinds = [one.kind for found in broken_by.values() for one in found]
     total = sum(tried.values())
     figures = {
         "tried": total,
         "held": total - len(kinds),
         **{kind: kinds.count(kind) for kind in (WEDGED, LOST, TWICE, OUTSIDE)},
+        "leaks": len(leaks),
         "classes": len(names) - len(missed),
     }
     print(json.dumps(figures))
-    return int(bool(kinds))
+    return int(bool(kinds or leaks))
 
 
 if __name__ == "__main__":

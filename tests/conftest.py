@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,6 +18,8 @@ from looplab.runs.redact import forget
 
 collect_ignore = ["onboard/shelf"]
 
+CLUSTER_TESTS = ("test_slurm.py", "test_ray.py", "test_recipes_on_slurm.py")
+"""Files whose tests start a cluster."""
 PATIENCE_S = 300.0
 """Seconds that a test waits for what must come. Only a failing test, or a very busy machine, takes as long."""
 
@@ -45,6 +48,24 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup`, all tests of a cluster run in one worker: each worker would start a cluster of its own.
+
+    xdist has marks for that, which have no effect with recent versions of pytest.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file.endswith(CLUSTER_TESTS) else nodeid
+
+    return ByCluster(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ Importing this package is nearly free: trainers import `looplab.trainkit` inside
 are imported when they are first used.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # importing `typing` would cost more than all the rest
 if TYPE_CHECKING:

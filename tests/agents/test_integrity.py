@@ -78,6 +78,20 @@ def test_changed_removed_and_added_files_are_restored(lab: Path) -> None:
     assert (aside / "sitecustomize.py").exists()
 
 
+def test_a_file_that_the_engine_is_writing_during_the_snapshot_is_not_blamed_on_the_agent(lab: Path) -> None:
+    run = lab / "outputs/toy/0001-abcd/record"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    unfinished = run / ".tmp-17-3"
+    unfinished.write_text("{}")
+    guarded = integrity.Guarded(lab, lab / "outputs/toy", (), ("0001-abcd",))
+    snapshot = integrity.FileSnapshot(guarded, keeps=True)
+    unfinished.rename(run / "summary.json")
+    assert snapshot.changes() == []
+    (run / "config.json").write_text("[]")
+    assert [change.path.name for change in snapshot.changes()] == ["config.json"]
+
+
 @pytest.mark.parametrize("when", ["before the record", "before each file is restored", "while a file is replaced"])
 def test_a_kill_while_files_are_restored_loses_none(lab: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     record = open_record(lab)

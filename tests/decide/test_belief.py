@@ -16,12 +16,15 @@ from tests.decide.test_search import Lab, make_guard, plane
 from tests.decide.test_surrogate import only
 
 from looplab.config.lab import ObjectiveConfig, SearchConfig
+from looplab.decide.acquisition import AcquisitionOptimizer
+from looplab.decide.axes import find_axes
 from looplab.decide.base import Proposal
 from looplab.decide.belief import StudyBelief, describe
 from looplab.decide.history import History
 from looplab.decide.pareto import hypervolume
-from looplab.decide.search import SearchPoint, SearchProposer, _break_ties, find_axes, generator
-from looplab.decide.surrogate import AcquisitionOptimizer
+from looplab.decide.points import SearchPoint, break_ties
+from looplab.decide.sampling import generator
+from looplab.decide.search import SearchProposer
 from looplab.errors import LabError
 
 Params = dict[str, Any]
@@ -229,7 +232,7 @@ def test_ties_are_ordered_by_the_second_criterion_and_never_change_the_first() -
         SearchPoint({"x": i}, [value], tie_breaks=[then])
         for i, (value, then) in enumerate([(0.5, 9.0), (1.0, 1.0), (1.0, 3.0), (1.0, 2.0)])
     ]
-    _break_ties(points, "max", "max")
+    break_ties(points, "max", "max")
     ranked = sorted(points, key=lambda point: point.value or 0.0)
     assert [point.params["x"] for point in ranked] == [0, 1, 3, 2]
     assert all(abs(point.bonus) <= 0.125 for point in points)

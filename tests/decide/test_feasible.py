@@ -10,8 +10,9 @@ from tests.decide.test_search import Lab
 
 import looplab
 from looplab.config.lab import SearchConfig, load_lab
+from looplab.decide.axes import find_axes
 from looplab.decide.history import History
-from looplab.decide.search import SearchProposer, find_axes
+from looplab.decide.search import SearchProposer
 from looplab.loop.setup import RunOptions, load_bases, make_guard, prepare, unsearched
 
 DRONE = Path(looplab.__file__).parent / "recipes" / "drone"
@@ -59,7 +60,7 @@ def test_a_repaired_draw_keeps_what_the_refusal_does_not_depend_on(tmp_path: Pat
     proposer = SearchProposer(
         SearchConfig(sampler="random"), lab.guard, lab.base, "max", History(lab.study, tmp_path), fixed
     )
-    from looplab.decide.search import generator
+    from looplab.decide.sampling import generator
 
     high = {axis.path: axis.from_unit(1.0) for axis in proposer.axes}
     repaired = proposer._repairer.repair(high, generator(0), spread=False)

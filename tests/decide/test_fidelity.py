@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from looplab.config.lab import FidelityConfig, ObjectiveConfig, PbtConfig, SearchConfig
 from looplab.decide.curves import Curve
-from looplab.decide.fidelity import FidelityProposer
+from looplab.decide.fidelity import SPREAD_PERIOD, FidelityProposer
 from looplab.decide.history import STOPPED_AT_RUNG, History
 from looplab.decide.pbt import PbtProposer
 from looplab.decide.rungs import Rungs, halving, promotable
@@ -248,6 +248,25 @@ def test_no_epoch_is_trained_twice_and_the_best_is_found_with_few(tmp_path: Path
     whole_runs = sum(run.role != Role.CONTINUATION for run in toy.study.runs())
     assert len(toy.trained) < 0.75 * 27 * whole_runs
     toy.ledger.close()
+
+
+def test_one_new_config_in_three_fills_the_space_whatever_the_model_says(tmp_path: Path) -> None:
+    toy = ToyStudy(tmp_path)
+    for _ in range(30):
+        assert toy.step(toy.fidelity()) == 1
+    reasons = [row.reason for row in toy.study.proposals() if not (row.source or "").startswith("search:continue")]
+    spread = [reason == "Sobol sequence" for reason in reasons]
+    by_model = [reason.startswith("the expected improvement") for reason in reasons]
+    assert any(by_model)
+    assert spread[2::SPREAD_PERIOD] == [True] * (len(reasons) // SPREAD_PERIOD)
+    assert sum(spread) == len(reasons) // SPREAD_PERIOD
+    toy.ledger.close()
+
+
+def test_the_price_of_a_continuation_is_the_steps_to_the_next_rung() -> None:
+    rungs = Rungs.of(FidelityConfig(min=1, max=27), None)
+    assert rungs is not None
+    assert [rungs.steps_to(step) for step in (0, 1, 3, 5, 9)] == pytest.approx([1, 2, 6, 4, 18])
 
 
 def test_a_population_copies_its_best_members_and_ends(tmp_path: Path) -> None:

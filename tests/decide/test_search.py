@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
+from looplab.decide.auto import gp_startup
+from looplab.decide.axes import Axis, find_axes
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
-from looplab.decide.search import Axis, SearchPoint, SearchProposer, find_axes, gp_startup, select_points
+from looplab.decide.points import SearchPoint, select_points
+from looplab.decide.search import SearchProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -179,7 +182,7 @@ def test_runs_of_one_point_count_once_with_their_mean(tmp_path: Path) -> None:
     lab = plane(tmp_path)
     for value in (1.0, 2.0, 6.0):
         lab.run(value, "x@set=0.5")
-    points, _ = lab.proposer()._collect_points(lab.study)
+    points = lab.proposer().points(lab.study)
     assert [(p.value, p.infeasible) for p in points] == [(3.0, False)]
 
 
@@ -188,7 +191,7 @@ def test_a_run_without_a_value_is_infeasible_whatever_its_status(tmp_path: Path,
     lab = plane(tmp_path)
     lab.run(None, "x@set=0.5", status=status)
     lab.run(1.0, "x@set=0.25", status="stopped")
-    points, _ = lab.proposer()._collect_points(lab.study)
+    points = lab.proposer().points(lab.study)
     assert [(p.value, p.infeasible) for p in points] == [(None, True), (1.0, False)]
 
 
@@ -197,7 +200,7 @@ def test_a_run_that_was_stopped_early_is_known_as_far_as_it_got_and_has_not_fail
     lab.run(None, "x@set=0.5", status="stopped", curve=[[1, 3.0], [2, 2.0]])
     lab.run(None, "x@set=0.25", status="failed", curve=[[1, 3.0]])
     lab.run(1.0, "x@set=0.75", curve=[[1, 3.0], [9, 1.0]])
-    points, _ = lab.proposer()._collect_points(lab.study)
+    points = lab.proposer().points(lab.study)
     assert [(p.value, p.partial, p.infeasible) for p in points] == [
         (None, ((1.0, 3.0), (2.0, 2.0)), False),
         (None, None, True),
@@ -242,7 +245,7 @@ def test_what_the_guard_refused_to_others_is_infeasible_but_only_inside_the_rang
             number = lab.study.propose("person", edits, "")
             assert number is not None
             lab.study.reject(number, [{"rule": rule, "message": "no"}])
-    points, _ = lab.proposer()._collect_points(lab.study)
+    points = lab.proposer().points(lab.study)
     assert [(p.params["x"], p.infeasible) for p in points] == [(0.01, True)]
 
 
@@ -251,7 +254,7 @@ def test_a_run_outside_of_the_present_ranges_is_left_out_but_not_repeated(tmp_pa
     lab.run(1.0, "x@set=0.9")
     narrow = make_guard({"x": {"type": "float", "low": 0, "high": 0.5}, "y": {"type": "float", "low": 0, "high": 1}})
     lab.guard, lab.base = narrow, {"x": 0.2, "y": 0.1}
-    points, taken = lab.proposer()._collect_points(lab.study)
+    points, taken = lab.proposer()._collector.collect(lab.study)
     assert points == []
     assert len(taken) == 1
 
@@ -316,7 +319,7 @@ def test_only_what_differs_from_the_base_is_edited_and_numbers_are_short(lab: La
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Make it look as if these packages were not installed."""
-    monkeypatch.setattr("looplab.decide.search.find_spec", lambda name: None if name in packages else find_spec(name))
+    monkeypatch.setattr("looplab.decide.packages.find_spec", lambda name: None if name in packages else find_spec(name))
 
 
 @pytest.mark.parametrize(
@@ -356,7 +359,7 @@ def test_the_samplers_of_looplab_itself_need_no_optuna(
 def test_without_optuna_a_large_study_continues_with_a_selection_of_its_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("looplab.decide.search.MAX_GP_POINTS", 12)
+    monkeypatch.setattr("looplab.decide.auto.MAX_GP_POINTS", 12)
     without(monkeypatch, "optuna")
     lab = plane(tmp_path)
     proposer = lab.proposer()
@@ -383,7 +386,7 @@ def test_a_selection_of_points_holds_the_best_and_the_newest_in_their_order() ->
 
 
 def test_a_large_study_continues_with_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("looplab.decide.search.MAX_GP_POINTS", 11)
+    monkeypatch.setattr("looplab.decide.auto.MAX_GP_POINTS", 11)
     lab = plane(tmp_path)
     proposer = lab.proposer()
     lab.go(proposer, 12, bowl)
@@ -462,5 +465,5 @@ def test_points_that_differ_only_in_what_is_not_used_are_the_same_to_the_model(t
     base = {"opt": "adam", "momentum": 0.3, "nesterov": False, "lr": 0.1}
     proposer = Lab(tmp_path, make_guard(CONDITIONAL), base).proposer()
     adam, sgd = ({**base, "momentum": 0.7, "nesterov": True, "opt": opt} for opt in ("adam", "sgd"))
-    assert proposer._to_params(adam) == proposer._to_params(base)
-    assert proposer._to_params(sgd) != proposer._to_params({**sgd, "momentum": 0.6})
+    assert proposer.params_of(adam) == proposer.params_of(base)
+    assert proposer.params_of(sgd) != proposer.params_of({**sgd, "momentum": 0.6})

@@ -14,19 +14,15 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad
 from scipy.stats import norm
 
-import looplab.decide.surrogate as surrogate
+import looplab.decide.gp as gp
+from looplab.decide.acquisition import AcquisitionOptimizer, log_expected_improvement
+from looplab.decide.axes import Axis, find_axes
 from looplab.decide.feasible import Repairer
-from looplab.decide.search import Axis, SearchPoint, find_axes, generator
-from looplab.decide.surrogate import (
-    AcquisitionOptimizer,
-    GaussianProcess,
-    KernelParams,
-    Observations,
-    SearchSpace,
-    fit_kernel,
-    log_expected_improvement,
-    warped,
-)
+from looplab.decide.gp import GaussianProcess, KernelParams, fit_kernel
+from looplab.decide.observations import Observations, warped
+from looplab.decide.points import SearchPoint
+from looplab.decide.sampling import generator
+from looplab.decide.space import SearchSpace
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 
@@ -110,6 +106,73 @@ def test_a_step_changes_a_whole_number_and_a_choice_is_as_far_from_one_other_as_
     assert [float(np.sum((features[0] - one) ** 2)) for one in features] == pytest.approx([0.0, 1.0, 1.0])
 
 
+SMALL: list[dict[str, Any]] = [
+    {"type": "int", "low": 0, "high": 3},
+    {"type": "int", "low": 1, "high": 9, "log": True},
+    {"type": "int", "low": 2, "high": 11, "step": 3},
+    {"type": "float", "low": 0, "high": 1, "step": 0.25},
+    {"choices": ["adam", "sgd", "muon"]},
+    {"type": "bool"},
+]
+
+
+@given(st.lists(st.sampled_from(SMALL), min_size=1, max_size=3))
+def test_a_small_grid_is_listed_once_each_and_reads_back(specs: list[dict[str, Any]]) -> None:
+    knobs = {f"k{i}": spec for i, spec in enumerate(specs)}
+    base = {path: spec.get("choices", [spec.get("low", True)])[0] for path, spec in knobs.items()}
+    axes = make_axes(knobs, base)
+    space = SearchSpace(axes)
+    rows = space.all_rows(1024)
+    assert rows is not None
+    seen = set()
+    for row in rows:
+        params = space.to_params(row)
+        for axis in axes:
+            value = axis.to_value(params[axis.path])
+            assert axis.knob.problem(value) is None
+            assert axis.to_param(value) == params[axis.path]
+        assert space.to_row(params) == pytest.approx(row.tolist(), abs=1e-9)  # the kernel sees what is run
+        seen.add(tuple(params.values()))
+    sizes = [len(axis.choices) or (axis.bounds[1] - axis.bounds[0]) // int(axis.knob.step or 1) + 1 for axis in axes]
+    assert len(seen) == len(rows) == math.prod(sizes)
+    assert space.all_rows(len(rows) - 1) is None
+    assert SearchSpace([*axes, *PLANE]).all_rows(1024) is None
+
+
+def test_the_last_points_of_an_integer_grid_are_found_too() -> None:
+    knobs = {"layers": SMALL[0], "width": SMALL[1], "heads": SMALL[2]}
+    axes = make_axes(knobs, {"layers": 0, "width": 1, "heads": 2})
+    n = 4 * 9 * 4
+    points = play(axes, lambda p: float(p["layers"] + p["width"]), 40, seed=0, allowed=anything)
+    best = min(points, key=lambda point: point.value or 0.0)
+    assert best.params["layers"] + best.params["width"] == 1
+    tried = {tuple(point.params.values()) for point in points[6:]}
+    assert len(tried) == 34  # suggestions do not repeat
+    optimizer = AcquisitionOptimizer(axes, 1.0, only(axes, anything))
+    left = {tuple(params.values()) for params in optimizer.suggest(points, generator(1))}
+    assert len(left) == n - len({tuple(point.params.values()) for point in points})
+    region = SearchSpace(axes).region({"layers": (1, 2), "width": (3, 5)})
+    inside = list(optimizer.suggest(points, generator(1), region))
+    assert inside
+    assert all(1 <= params["layers"] <= 2 and 3 <= params["width"] <= 5 for params in inside)
+
+
+def test_a_choice_that_decides_is_found() -> None:
+    """Each choice has its optimum elsewhere, and those of the others are far above that of the best one."""
+    knobs: dict[str, dict[str, Any]] = {"kind": {"choices": ["a", "b", "c"]}}
+    knobs |= {k: {"type": "float", "low": 0, "high": 1} for k in "xy"}
+    axes = make_axes(knobs, {"kind": "a", "x": 0.5, "y": 0.5})
+    centers = [(0.2, 0.8, 0.5), (0.8, 0.7, 0.25), (0.3, 0.15, 0.0)]  # with the value there
+
+    def loss(params: Params) -> float:
+        x, y, level = centers[params["kind"]]
+        return level + 2 * (params["x"] - x) ** 2 + 2 * (params["y"] - y) ** 2
+
+    for seed in range(3):
+        points = play(axes, loss, 36, seed=seed, allowed=anything)
+        assert min(points, key=lambda point: point.value or 0.0).params["kind"] == 2
+
+
 # --- Gaussian process
 
 
@@ -117,14 +180,14 @@ def test_the_slope_of_the_loss_is_right(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.RandomState(0)
     x, y, weights = rng.random_sample((12, 3)), rng.standard_normal(12), np.array([1.0, 2.0, 3.0] * 4)
     worst = []
-    real = surrogate.minimize
+    real = gp.minimize
 
     def checked(loss: Any, first: Any, **options: Any) -> Any:
         for theta in (first, first + 0.3):
             worst.append(check_grad(lambda t: loss(t)[0], lambda t: loss(t)[1], theta))
         return real(loss, first, **options)
 
-    monkeypatch.setattr(surrogate, "minimize", checked)
+    monkeypatch.setattr(gp, "minimize", checked)
     fit_kernel(x, np.array([0, 1, 1]), y, weights)
     assert max(worst) < 1e-4
 
@@ -268,6 +331,22 @@ def test_stopped_runs_show_the_way_and_their_values_are_not_taken_as_final() -> 
     values, _, doubt = Observations.of_objective([*ended, *cut], 1.0)
     assert values[len(ended) :].max() < values[: len(ended)].max()  # though all that they have measured is worse
     assert doubt[: len(ended)].max() == 0.0 < doubt[len(ended) :].min()
+
+
+def test_a_stopped_run_says_something_about_good_configs_even_if_finished_ones_are_close_together() -> None:
+    """With the scale of finished values alone, everything that is not finished is noise."""
+
+    def curve(final: float, until: int = 27) -> Any:
+        return tuple((step, final + 0.5 / step**2) for step in (1, 3, 9, 27) if step <= until)
+
+    finals = (0.0450, 0.0452, 0.0455, 0.0460)
+    finished = [SearchPoint({}, [curve(final)[-1][1]], curves=[curve(final)]) for final in finals]
+    stopped = [SearchPoint({}, stopped=[curve(final, 9)]) for final in (0.048, 0.06, 0.09, 0.15, 0.4)]
+    y, _, extra = Observations.of_objective([*finished, *stopped], 1.0)
+    own = y[len(finished) :]
+    assert (np.diff(own) > 0).all()  # better stopped runs are better
+    assert math.sqrt(extra[len(finished)]) < 0.6  # the best of them is in doubt by a part of the spread of all values
+    assert (extra[: len(finished)] == 0).all()
 
 
 def test_where_runs_fail_is_avoided() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import looplab
+from looplab.measure.digits import with_spread
 
 TRAIN = """\
 import json, math, os, random
@@ -55,7 +56,7 @@ def test_the_best_run_is_the_believed_one_and_is_named_beside_the_luckiest(noisy
     assert status["luckiest"]["id"] == luckiest[1]
     assert f"the model believes in {belief['run']}: loss" in noisy("status").out
     shown = noisy("show", "BEST").out
-    assert f"the model believes: {belief['mean']:.5g} ± {belief['sd']:.2g}, the best of all configs" in shown
+    assert f"the model believes: {with_spread(belief['mean'], belief['sd'])}, the best of all configs" in shown
     noisy("report")
     report = (noisy.outputs() / "report.md").read_text()
     assert "## What the model believes" in report

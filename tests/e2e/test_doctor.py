@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,28 @@ def test_programs_that_are_missing_are_notes_and_no_problem(lab: Any, tmp_path: 
     assert findings["programs", "codex"]["found"] == "codex-cli 7.8.9"
     assert findings["programs", "sbatch"]["level"] == findings["programs", "claude"]["level"] == "note"
     assert "npm install" in findings["programs", "claude"]["fix"]
+
+
+def test_a_cluster_that_cannot_be_reached_is_a_problem_of_the_lab_that_uses_it(lab: Any, tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    lab.configure(launch={"command": [sys.executable, "train.py", "{config}"]}, executor={"slurm": {}})
+    findings = found(lab("doctor", "--json", code=1, env={"PATH": str(programs)}))
+    assert findings["lab", "toy"]["level"] == "problem"
+    assert findings["lab", "toy"]["found"] == "Slurm cannot be reached: sinfo is not on PATH"
+    assert "scontrol ping" in findings["lab", "toy"]["fix"]
+    assert findings["disk", "shared"]["level"] == "note"  # the disk of the tests is local
+    (programs / "sinfo").write_text("#!/bin/sh\nexit 0\n")
+    (programs / "sinfo").chmod(0o755)
+    assert found(lab("doctor", "--json", env={"PATH": str(programs)}))["lab", "toy"]["found"] == "lacks nothing"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        lab.configure(executor={"ray": {"address": address, "folder": str(tmp_path)}})
+        findings = found(lab("doctor", "--json", code=1))
+    if find_spec("ray") is not None:
+        assert f"cannot connect to the Ray cluster at {address}" in findings["lab", "toy"]["found"]
+    assert ("disk", "shared") not in findings
 
 
 def test_outside_a_lab_the_machine_is_checked(lab: Any) -> None:

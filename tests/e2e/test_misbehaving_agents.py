@@ -214,7 +214,9 @@ def warm(lab: Any) -> Any:
 
 @pytest.mark.parametrize("path", ["outputs / 'models/best.pt'", "runs[0] / 'checkpoints/best.pt'"])
 def test_weights_that_an_unconfined_agent_changes_are_restored(warm: Any, path: str) -> None:
-    agent = Misbehaving(warm, f"({path}).write_text('mine')", dangerous=True)
+    # The copy in models/ is made while the agent is asked, and would replace what it wrote before.
+    wait = "import time; [time.sleep(0.02) for _ in range(10000) if not (outputs / 'models/best.json').exists()]"
+    agent = Misbehaving(warm, f"{wait}; ({path}).write_text('mine')", dangerous=True)
     done = warm("autopilot", "--runs", "1")
     assert "best.pt was changed" in done.out
     assert agent.rates() == [0.1, 0.3]

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from looplab.launch.devices import Devices
+from looplab.launch.slots import make_slots
+
 ALL = ("mine", "select", "memory", "eval")
 STAGE = '''\
 """A stage: leaves a folder; `seen.json` in it holds what it saw."""
@@ -192,6 +195,8 @@ def table(lab: Any, name: str) -> list[dict[str, str]]:
 def test_a_suite_pins_one_dataset_to_one_device_and_makes_one_table(toy: Any) -> None:
     write_suite(toy)
     done = toy("suite", "--config", "configs/suite.yaml", "--gpus", "0,1", "--id", "s")
+    if Devices().why_missing(make_slots(gpus=["0", "1"])):
+        assert "note: GPUs 0, 1: this machine has no GPU" in done.out
     spans: dict[str, list[tuple[float, float]]] = {}
     for dataset in ("gsm8k", "svamp", "math500"):
         saw = seen(toy, f"outputs/tiny_{dataset}/s/*")

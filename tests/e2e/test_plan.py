@@ -314,3 +314,14 @@ def test_the_power_of_a_study_is_shown_before_it_begins(lab) -> None:
     assert shares[0] < shares[-1]
     assert "3 sd" in lab("plan", "--power", "--runs", "10").out
     assert lab.tree() == before
+
+
+def test_the_batch_script_of_a_slurm_job_is_shown_without_a_slurm(lab: Any) -> None:
+    options = {"partition": "gpu", "jobs": 2000, "setup": ["module load cuda"]}
+    lab.configure(executor={"slurm": options}, resources={"devices": 1, "cores": 8}, slots=None)
+    out = lab("plan").out
+    lines = [line.strip() for line in out.splitlines()]
+    assert {"#SBATCH --partition=gpu", "#SBATCH --gres=gpu:1", "#SBATCH --cpus-per-task=8"} <= {*lines}
+    assert lines.index("#!/bin/sh") < lines.index("module load cuda")
+    assert "slots: slurm0, … (2000 in all), slurm1999" in out
+    assert "nothing was written or started" in out

@@ -65,6 +65,32 @@ def test_without_a_driver_there_are_no_devices_and_nobody_on_them(nvml: Driver) 
         }
 
 
+MISSING = """
+import sys
+from looplab.launch import devices
+from looplab.launch.slots import make_slots
+devices.DRIVERS = tuple(sys.argv[2:])
+print(devices.Devices().why_missing(make_slots(gpus=[gpu for gpu in sys.argv[1].split(",") if gpu])))
+"""
+
+
+def test_devices_that_are_named_but_not_there_are_reported(nvml: Driver) -> None:
+    def missing(gpus: str, *drivers: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", MISSING, gpus, *drivers], env=nvml.env, capture_output=True, text=True
+        )
+        return (done.stdout + done.stderr).strip()
+
+    nvml.show([], [])
+    assert missing("0,1") == "None"
+    assert missing("0,GPU-00000001") == "None"
+    assert missing("1,2,7") == "this machine has 2 GPU(s), from 0, but not 2, 7"
+    nvml.table.unlink()  # no driver answers
+    assert missing("0,1").startswith("GPUs 0, 1: this machine has no GPU; what is started there runs on the CPU")
+    assert missing("") == "None"
+    assert missing("0", "/dev/null") == "None"  # a driver that NVML does not speak to
+
+
 def test_a_process_of_somebody_else_is_a_stranger_and_one_of_a_run_is_not(nvml: Driver) -> None:
     env = {name: value for name, value in os.environ.items() if name != "LOOPLAB_RUN_DIR"}
     foreign = subprocess.Popen(["/bin/sleep", "600"], env=env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,14 @@ from pathlib import Path
 import pytest
 from tests.conftest import PATIENCE_S
 from tests.launch.slurm_cluster import SlurmCluster
-from tests.launch.studies import executed, kill_engines, make_study, start_engine
+from tests.launch.studies import executed, kill_engines, make_study, start_engine, until
 
 from looplab.config.lab import SlurmConfig
 from looplab.launch.base import Ended, Executor, LaunchEvent, LaunchSpec, Queued, Resources, Slot, Started
 from looplab.launch.slurm import SlurmExecutor, batch_script, job_key, seconds_of
 from looplab.testing.executors import GATED, ExecutorContract, ExecutorStand
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.slow
 
 PATIENT_S = max(PATIENCE_S, 90.0)
 QUICK = SlurmConfig(poll=0.3, lease=8.0)
@@ -78,6 +79,26 @@ def test_a_run_waits_gets_the_devices_that_slurm_gives_and_names_its_place(stand
     files = [path for path in spec.run_dir.iterdir() if path.name != "train.log"]
     assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
     assert stand.file("place.json")["devices"] == list(started.place.devices)
+
+
+def test_a_run_gets_the_environment_of_the_request_and_that_of_its_node(
+    stand: ExecutorStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = {"HF_TOKEN": "hf_s3cr3t-value", "CUDA_VISIBLE_DEVICES": "7", "SSH_TTY": "/dev/pts/1", "SLURM_JOB_ID": "9"}
+    for name, value in engine.items():
+        monkeypatch.setenv(name, value)
+    executor = stand.executor()
+    monkeypatch.setenv("LATER", "1")  # the environment is that of the moment when the executor was made
+    executor.start(stand.spec(stand.python("import os, json; print(json.dumps(dict(os.environ)))"), env={"OWN": "1"}))
+    assert stand.end(executor).ok
+    seen = json.loads(stand.log())
+    assert (seen["HF_TOKEN"], seen["OWN"], seen["PATH"]) == ("hf_s3cr3t-value", "1", os.environ["PATH"])
+    assert seen["SLURM_JOB_ID"] == stand.file("place.json")["job"] != "9"
+    assert seen.get("CUDA_VISIBLE_DEVICES") != "7"
+    assert not {"SSH_TTY", "LATER", "LOOPLAB_SECRETS"} & set(seen)
+    assert {"HF_TOKEN", "PATH"} <= set(stand.file("launch.json")["passed"])
+    files = [path for path in (stand.folder / "r1").iterdir() if path.name != "train.log"]
+    assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
 
 
 def test_a_preempted_run_is_reported_as_preempted(stand: ExecutorStand, cluster: SlurmCluster) -> None:
@@ -172,6 +193,20 @@ def study(tmp_path: Path, stand: ExecutorStand) -> Path:
 
 def test_an_engine_that_is_killed_loses_no_run_and_starts_none_twice(study: Path) -> None:
     kill_engines(study, kills=3, seed=1)
+
+
+def test_code_that_changes_while_a_run_is_queued_is_not_what_it_runs(study: Path, cluster: SlurmCluster) -> None:
+    config = study / "lab.yaml"
+    config.write_text(config.read_text().replace("{slurm: {", "{slurm: {sbatch: [--hold], "))
+    engine = start_engine(study, "run", "--runs", "3")
+    held = ("squeue", "--me", "--noheader", "--array", "--format=%i %r")
+    until(lambda: cluster.command(*held).count("JobHeldUser") == 3, engine)
+    (study / "train.py").write_text("raise SystemExit('new code')")
+    cluster.command("scontrol", "release", ",".join(line.split()[0] for line in cluster.command(*held).splitlines()))
+    assert engine.wait(PATIENT_S) == 0, (study / "engine.log").read_text()
+    assert len(executed(study)) == 3
+    assert "while it was queued" not in (study / "engine.log").read_text()
+    assert not [path for path in (study / "outputs/killed/_shared").glob("*tree-*") if path.is_dir()]
 
 
 @pytest.mark.long

@@ -16,7 +16,10 @@ from looplab.config import files
 from looplab.decide.queue import PORTION
 from looplab.launch.base import LaunchSpec
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
+from looplab.loop import planning
 from looplab.loop.engine import Engine
 from looplab.loop.planning import AHEAD
 from looplab.loop.setup import RunOptions
@@ -114,3 +117,62 @@ def test_a_large_round_starts_before_it_is_decided_and_only_what_is_committed(tm
     assert len(planned) == len(beside.runs()) == runs
     assert {run.state for run in beside.runs()} == {"ended"}
     assert ledger.first_broken_link() is None
+
+
+def test_a_costly_sum_is_computed_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = cpu = 0.0
+    calls: list[float] = []
+    cost = 0.0
+
+    def total() -> float:
+        nonlocal now, cpu
+        now, cpu = now + cost, cpu + cost
+        calls.append(now)
+        return now
+
+    monkeypatch.setattr(planning.time, "monotonic", lambda: now)
+    monkeypatch.setattr(planning.time, "thread_time", lambda: cpu)
+    rationed = planning.Rationed(total)
+    assert [rationed() for _ in range(5)] == calls
+    assert len(calls) == 5  # it costs nothing, so it is never old
+    calls.clear()
+    cost = 0.04
+    for _ in range(10_000):
+        assert rationed() == calls[-1]
+        assert now - calls[-1] <= planning.KEPT_RATIO * cost + 0.011
+        now += 0.01
+    assert cpu <= now / planning.KEPT_RATIO
+
+
+@pytest.mark.parametrize("size", [200, 4000])
+def test_planning_does_not_read_the_whole_queue_or_all_ended_runs(tmp_path: Path, size: int) -> None:
+    """What is asked for each planned or retried run takes SQLite as many steps for a long queue as for a short one."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    study = StudyLedger(ledger, "toy")
+    study.open(None, "min")
+    with ledger.write():
+        round_ = study.begin_round()
+        for n in range(size):
+            study.propose("person", [f"x@set={n}"], "waits")
+            run = study.plan(
+                round=round_, proposal=None, proposer="person", parent=None, base="base.json", reason="",
+                config_hash=f"{n:016x}", devices=1, plan=RunPlan({}),
+            )  # fmt: skip
+            if n:
+                study.ended(run.id, status="ok", code=0, signal=None, started=1.0, ended=2.0, objective=None, files={})
+        study.propose(Origin.AGAIN, (), "reproduce", parent="1", source="again:1:1")
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    ledger._db.set_progress_handler(count, 10)  # each ten steps
+    assert [row.proposer for row in study.requeued(10)] == [Origin.AGAIN]
+    assert [row.id for row in study.waiting(3)] == [1, 2, 3]
+    assert [run.n for run in study.runs_open()] == [1]
+    assert study.lost_attempts("1") == []
+    assert study.usage([]).device_hours == 0.0
+    ledger._db.set_progress_handler(None, 0)
+    assert steps < 100

@@ -50,6 +50,8 @@ def read(tmp_path: Path, text: str, *patterns: str, final: bool = False) -> Poin
         ("I1103 10:00:00.123456 140 train.py:42] step: 9 loss: 1", 9, {"loss": 1}),
         ("mAP@0.5: 0.61 step: 2", 2, {"mAP@0.5": 0.61}),
         ("success_rate : .25 step: 2", 2, {"success_rate": 0.25}),
+        ("epoch    10 | loss 6.6        |  12.5% accuracy", 10, {"loss": 6.6, "accuracy": 12.5}),
+        ("Epoch 2, 88.5% val accuracy, loss 0.3", 2, {"val_accuracy": 88.5, "loss": 0.3}),
     ],
 )
 def test_lines_as_trainers_print_them(tmp_path: Path, line: str, step: float, metrics: dict[str, float]) -> None:

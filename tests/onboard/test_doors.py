@@ -148,7 +148,7 @@ def test_a_package_is_named_after_its_folder(folder: Path) -> None:
 
 def test_a_flag_that_takes_true_or_false_does_not_swallow_the_next_flag(folder: Path) -> None:
     from looplab.onboard.base import ScriptSetting
-    from looplab.onboard.labfile import given_values
+    from looplab.onboard.typed import given_values
 
     settings = [ScriptSetting("do_warmup", "bool", False, boolean="value"), ScriptSetting("lr", "float", 0.1)]
     assert given_values(["--do_warmup", "--lr", "2"], settings)[0] == {"do_warmup": True, "lr": 2.0}

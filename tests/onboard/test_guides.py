@@ -181,11 +181,17 @@ def version_of(package: str) -> str:
     return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def install(packages: list[str], site: Path) -> None:
-    """Install packages from the registry into a folder, without what they require; skip if it cannot be reached."""
-    flags = ["--quiet", "--no-deps", "--no-compile", "--ignore-requires-python", "--target", str(site)]
-    if subprocess.run([PYTHON, "-m", "pip", "install", *flags, *packages], capture_output=True).returncode != 0:
-        pytest.skip("the package registry cannot be reached")
+def install(packages: list[str], site: Path, *, alone: bool = True) -> None:
+    """Install packages from the registry into a folder; skip if it cannot be reached.
+
+    Args:
+        alone: Without what they require, which the interpreter of the trainers has.
+    """
+    flags = ["--quiet", "--no-compile", "--target", str(site)]
+    flags += ["--no-deps", "--ignore-requires-python"] if alone else []
+    done = subprocess.run([PYTHON, "-m", "pip", "install", *flags, *packages], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"{packages[0]} cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
 
 
 def fetch_from_sdist(package: str, version: str, file: str, folder: Path) -> Path:
@@ -325,6 +331,126 @@ def test_a_script_of_a_source_distribution_is_tuned_as_it_was_released(one: Rele
     here.type(["looplab", "run"])
     assert here.objective() is not None
     assert script.read_bytes() == before
+
+
+SPACY_DATA = """
+import random
+import spacy
+from spacy.tokens import DocBin
+
+nlp, rng = spacy.blank("en"), random.Random(0)
+words = {0: ["poor", "awful", "dull"], 1: ["great", "lovely", "superb"]}
+for name, count in (("train", 40), ("dev", 20)):
+    docs = DocBin()
+    for i in range(count):
+        text = rng.choices(["film", "plot", "cast", "it", "was", "the"], k=5) + [rng.choice(words[i % 2])]
+        rng.shuffle(text)
+        doc = nlp(" ".join(text))
+        doc.cats = {"POS": float(i % 2), "NEG": float(1 - i % 2)}
+        docs.add(doc)
+    docs.to_disk(f"{name}.spacy")
+"""
+TRL_DATA = """
+import json, os
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+texts = [f"the {a} is {b}." for a in ("cat", "dog", "sun", "sea") for b in ("red", "big", "old", "wet")]
+tokens = Tokenizer(models.BPE(unk_token="<unk>"))
+tokens.pre_tokenizer = pre_tokenizers.ByteLevel()
+special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+tokens.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, special_tokens=list(special.values())))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, **special)
+tokenizer.save_pretrained("model")
+size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size)).save_pretrained("model")
+os.makedirs("data")
+for split in ("train", "test"):
+    with open(f"data/{split}.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": text}) + "\\n" for text in texts * 2)
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that a released package installs, called by its name."""
+
+    name: str
+    needs: tuple[str, ...]
+    installs: tuple[str, ...]
+    command: tuple[str, ...]
+    objective: tuple[str, str]
+    knobs: tuple[str, ...]
+    not_knobs: tuple[str, ...] = ()
+    data: str = ""
+    """Code that writes its input into the folder."""
+    first: tuple[str, ...] = ()
+    """A command of its own that is called before."""
+    alone: bool = True
+    """Whether what it requires is installed already."""
+
+
+PROGRAMS = (
+    Program(
+        name="spacy", needs=(), installs=("spacy==3.8.18",), alone=False, data=SPACY_DATA,
+        first=("spacy", "init", "config", "--lang", "en", "--pipeline", "textcat", "config.cfg"),
+        command=(
+            *("spacy", "train", "config.cfg", "--output", "out", "--paths.train", "train.spacy"),
+            *("--paths.dev", "dev.spacy", "--training.max_steps", "40", "--training.eval_frequency", "10"),
+        ),
+        objective=("SCORE", "max"),
+        knobs=("training.optimizer.learn_rate: {type: float", "training.dropout: {type: float"),
+        not_knobs=("training.eval_frequency",),
+    ),
+    Program(
+        name="trl", needs=("torch", "transformers", "accelerate", "pyarrow"),
+        installs=("trl==1.16.0", "datasets==5.2.0", "dill", "multiprocess", "xxhash"), data=TRL_DATA,
+        command=(
+            *("trl", "sft", "--model_name_or_path", "model", "--dataset_name", "data", "--dataset_test_split", "test"),
+            *("--output_dir", "out", "--max_steps", "4", "--eval_strategy", "steps", "--eval_steps", "2"),
+            *("--logging_steps", "2", "--report_to", "none", "--use_cpu", "--bf16", "False"),
+        ),
+        objective=("eval_mean_token_accuracy", "max"),
+        knobs=("learning_rate: {type: float", "weight_decay: {choices"), not_knobs=("ignore_bias_buffers", "fp8_opt_level"),
+    ),
+    Program(
+        name="pykeen", needs=("torch", "optuna", "pandas"),
+        installs=(
+            *("pykeen==1.11.1", "click_default_group", "class_resolver", "pystow", "docdata", "more_click"),
+            *("torch_max_mem", "torch_ppr", "rexmex", "dataclasses_json", "tabulate", "more_itertools"),
+        ),
+        command=("pykeen", "train", "transe", "--dataset", "nations", "--number-epochs", "3"),
+        objective=("both/optimistic/hits_at_1", "max"),
+        knobs=("learning-rate: {type: float", "embedding-dim: {choices"), not_knobs=("random-seed",),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("one", PROGRAMS, ids=lambda one: one.name)
+def test_a_released_program_is_tuned_by_two_commands(one: Program, tmp_path: Path) -> None:
+    if one.needs and not installed(*one.needs):
+        pytest.skip(f"it needs {' and '.join(one.needs)}")
+    site, folder = tmp_path / "site", tmp_path / "work"
+    install(list(one.installs), site, alone=one.alone)
+    folder.mkdir()
+    here = Desk(folder, {"env": {"PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}})
+    here.env["PATH"] = f"{site / 'bin'}{os.pathsep}{here.env['PATH']}"
+    for command in (
+        [PYTHON, "-c", one.data],
+        [str(site / "bin" / word) for word in one.first[:1]] + list(one.first[1:]),
+    ):
+        if command[-1:] not in ([], [""]):
+            subprocess.run(command, cwd=folder, env=here.env, check=True, capture_output=True, timeout=PATIENCE_S)
+    here.type(["looplab", "init", *one.command])
+    lab = (folder / "lab.yaml").read_text()
+    assert all(f"\n  {knob}" in lab for knob in one.knobs)
+    assert not any(f"\n  {name}:" in lab for name in one.not_knobs)
+    tried = json.loads(here.type(["looplab", "try", "--yes", "--json"]))
+    assert tried["objective"] == dict(zip(("metric", "goal"), one.objective, strict=True))
+    here.type(["looplab", "run"])
+    assert here.objective() is not None
+    assert "cwd: run" in (folder / "lab.yaml").read_text()  # each run writes to its own folder
 
 
 def commands_of(page: Path) -> list[str]:

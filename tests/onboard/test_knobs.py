@@ -6,13 +6,13 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from looplab.config.expression import compile_expression
 from looplab.onboard import knobs
 from looplab.onboard.base import Kind, ScriptSetting
-from looplab.onboard.knobs import constraints, find_seed, suggest, words_of
+from looplab.onboard.knobs import constraints, find_seed, inside, suggest, words_of
 
 WORDS = sorted(
     knobs.RATES | knobs.DECAYS | knobs.SHARES | knobs.NEAR_ONE | knobs.SIZES | knobs.COUNTS | knobs.WEIGHTS
@@ -34,6 +34,7 @@ def setting(name: str, default: Any, **more: Any) -> ScriptSetting:
         st.sampled_from([0.9, 0.99, 0.999, 0.9999999, 1.0, 0.0, 1e-8, 3e-4, 0, 1, 2, -1]),
     ),
 )
+@example(words=["alpha"], default=5e-324)
 def test_a_default_is_inside_its_range_and_the_range_is_legal(words: list[str], default: float) -> None:
     name = "_".join(words)
     spec = suggest(setting(name, default)).spec
@@ -144,3 +145,24 @@ def test_a_constraint_that_the_defaults_break_is_left_out() -> None:
 def test_words_of_a_name() -> None:
     assert words_of("optim.learningRate") == ["optim", "learning", "rate"]
     assert words_of("--no-l2_reg") == ["no", "l2", "reg"]
+
+
+@pytest.mark.parametrize(
+    ("one", "spec"),
+    [
+        (setting("lr", 0.05, low=0.01, high=0.2), {"type": "float", "low": 0.01, "high": 0.2, "log": True}),
+        (setting("batch_size", 32, high=64), {"choices": [8, 16, 32, 64]}),
+        (setting("dropout", 0.1, high=0.4995), {"type": "float", "low": 0.0, "high": 0.4995}),
+        (setting("rounds", 20, choices=tuple(range(1, 51))), {"type": "int", "low": 5, "high": 50, "log": True}),
+        (setting("layers", 2, low=2, high=2), None),
+    ],
+)
+def test_a_range_has_only_values_that_the_script_takes(one: ScriptSetting, spec: Any) -> None:
+    assert suggest(one).spec == spec
+
+
+@pytest.mark.parametrize(("bound", "kind", "below", "above"), [(1, "int", 0, 2), (1.0, "float", 0.999, 1.001)])
+def test_an_open_bound_becomes_a_closed_one(bound: float, kind: str, below: float, above: float) -> None:
+    assert inside(bound, kind, upper=True) == pytest.approx(below)
+    assert inside(bound, kind, upper=False) == pytest.approx(above)
+    assert inside(None, kind, upper=True) is None

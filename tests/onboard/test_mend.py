@@ -22,7 +22,8 @@ from looplab.ledger.study import StudyLedger
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 from looplab.onboard.labfile import make_lab
-from looplab.onboard.mend import Mending, find_mending
+from looplab.onboard.mend import find_mending
+from looplab.onboard.mend_files import Mending
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import find_script
 

@@ -99,14 +99,58 @@ def test_a_run_folder_that_is_refused_is_replaced_by_a_new_one(code: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_folder_that_would_stop_the_second_run_is_named_after_the_first(tmp_path: Path) -> None:
+def test_an_output_option_gets_a_place_in_the_run_folder(tmp_path: Path) -> None:
     project(tmp_path, "os.makedirs(a.out)\n")
-    assert "cwd: run" not in (tmp_path / "lab.yaml").read_text()  # it reads data/numbers.txt
+    lab = (tmp_path / "lab.yaml").read_text()
+    assert "cwd: run" not in lab  # it reads data/numbers.txt
+    assert '"--out", "{out_dir}/first"' in lab
+    looplab(tmp_path, "try", "--yes")
+    looplab(tmp_path, "run", "--runs", "2")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_wrote_into_the_lab_is_run_again_in_its_own_folder(tmp_path: Path) -> None:
+    """Its option does not sound like one for output, and the first run shows that it is."""
+    code = "os.makedirs(a.place)\nopen(os.path.join(a.place, 'metrics.csv'), 'w').write('step,val_loss\\n1,0.5\\n')\n"
+    text = TRAIN.replace("'--out', default='results/first'", "'--place', default='there'") + code
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "numbers.txt").write_text("1")
+    (tmp_path / "train.py").write_text(text)
+    looplab(tmp_path, "init", "train.py")
+    shown = looplab(tmp_path, "try", "--yes")
+    assert "written to lab.yaml: launch.command has --place {out_dir}/there" in shown
+    assert "objective: val_loss (min)" in shown
+    (again,) = json.loads(looplab(tmp_path, "try", "--json"))["runs"]
+    assert (again["status"], again["wrote"]) == ("ok", [])
+
+
+@pytest.mark.slow
+def test_a_lab_is_as_it_was_if_a_folder_of_its_own_does_not_help(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse, pathlib\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+        "a = p.parse_args()\nprint('val_loss:', a.lr)\n"
+        "(pathlib.Path(__file__).parent / 'model.bin').write_text(str(a.lr))\n"
+    )
+    looplab(tmp_path, "init", "train.py")
+    before = (tmp_path / "lab.yaml").read_text()
     shown = looplab(tmp_path, "try")
-    assert "its output folder (results) must not exist when it starts, so the next run would fail: " in shown
-    assert 'add --out, "{out_dir}" to launch.command, and output_dir: absent to launch' in shown
-    (again,) = json.loads(looplab(tmp_path, "try", "--json", code=1))["runs"]
-    assert (again["status"], again["diagnosis"]["kind"], again["must_be_new"]) == ("failed", "exists", True)
+    assert "that did not work, so lab.yaml is as it was" in shown
+    assert (tmp_path / "lab.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_a_module_of_the_project_starts_in_its_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "__init__.py").write_text("")
+    (tmp_path / "tool" / "train.py").write_text(
+        "import argparse, json\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+        "a = p.parse_args()\njson.dump({'val_loss': a.lr}, open('results.json', 'w'))\n"
+    )
+    looplab(tmp_path, "init", "python", "-m", "tool.train")
+    assert "objective: val_loss (min)" in looplab(tmp_path, "try", "--yes")
+    lab: Any = read_config(tmp_path / "lab.yaml")
+    assert (lab["launch"]["cwd"], lab["launch"]["env"]) == ("run", {"PYTHONPATH": "{lab}"})
 
 
 @pytest.mark.slow

@@ -313,19 +313,17 @@ def test_a_group_of_hydra_is_composed_by_hydra_for_each_run(tmp_path: Path) -> N
     script = find_script([python, "train.py"], folder)
     interface = read_interface(script)
     assert interface is not None
-    assert any("model (linear, mlp), optim (adam, sgd)" in note for note in interface.notes)
-    for name, text in make_lab(script, interface).files.items():
+    lab_files = make_lab(script, interface)
+    assert any("model (linear, mlp): model.hidden exists with mlp alone" in note for note in lab_files.notes)
+    for name, text in lab_files.files.items():
         (folder / name).write_text(text)
     base = read_config(folder / "train.base.json")
     assert base["model"] == {"name": "mlp", "hidden": 32, "init_scale": 1.0}
-    offered = [line for line in (folder / "lab.yaml").read_text().splitlines() if "a config group" in line]
-    assert [line.partition("  # a config")[0] for line in offered] == [
-        "  # model: {choices: [linear, mlp]}",
-        "  # optim: {choices: [adam, sgd]}",
-    ]
+    offered = [line for line in (folder / "lab.yaml").read_text().splitlines() if "a config group:" in line]
+    assert [line.partition("  # a config")[0] for line in offered] == ["  # model: {choices: [linear, mlp]}"]
     assert 'write "mlp" in place of the table' in offered[0]
     lab = read_config(folder / "lab.yaml")
-    assert lab["launch"]["config"] == {"as": "hydra", "only": "all"}
+    assert lab["launch"]["config"] == {"as": "hydra", "only": "all", "skip": ["groups"]}
     base["model"], base["trainer"]["max_epochs"], base["optim"]["lr"] = "linear", 1, 0.002
     (folder / "train.base.json").write_text(json.dumps(base))
     lab["knobs"] = {"model": {"choices": ["linear", "mlp"]}, "optim.lr": lab["knobs"]["optim.lr"]}
@@ -339,10 +337,46 @@ def test_a_group_of_hydra_is_composed_by_hydra_for_each_run(tmp_path: Path) -> N
     assert [one["model"] for one in recorded] == ["linear", "mlp"]
     assert [one["model"] for one in composed] == [{"name": "linear"}, {"name": "mlp", "hidden": 32, "init_scale": 1.0}]
     for record, truth in zip(recorded, composed, strict=True):
-        assert {key: value for key, value in truth.items() if key != "model"} == {
-            key: value for key, value in record.items() if key != "model"
+        assert {key: truth[key] for key in ("seed", "data", "trainer")} == {
+            key: record[key] for key in ("seed", "data", "trainer")
         }
     assert [one["optim"]["lr"] for one in composed] == [0.002, 0.05]
+    assert json.loads(looplab(folder, "check", "--fix", "--json"))["fixes"] == []
+
+
+@pytest.mark.long
+def test_a_group_of_hydra_is_a_knob_and_its_option_reaches_the_trainer(tmp_path: Path) -> None:
+    python = python_with("hydra")
+    folder = tmp_path / "app"
+    shutil.copytree(SHELF / "hydra_app", folder)
+    script = find_script([python, "train.py", "optim=sgd", "trainer.max_epochs=1"], folder)
+    interface = read_interface(script)
+    assert interface is not None
+    made = make_lab(script, interface)
+    for name, text in made.files.items():
+        (folder / name).write_text(text)
+    assert any("optim.momentum exists with sgd alone" in note for note in made.notes)  # no knob of sgd is given up
+    (folder / "conf/optim/sgd.yaml").write_text(
+        "name: sgd\nlr: 1.0e-2\nmomentum: ${optim.weight_decay}\nweight_decay: 0.0\n"
+    )
+    script = find_script([python, "train.py", "optim=sgd", "trainer.max_epochs=1"], folder)
+    interface = read_interface(script)
+    assert interface is not None
+    for name, text in make_lab(script, interface).files.items():
+        (folder / name).write_text(text)
+    lab = read_config(folder / "lab.yaml")
+    assert lab["knobs"]["groups.optim"] == {"choices": ["adam", "sgd"]}
+    assert lab["knobs"]["optim.lr"] == {"type": "float", "low": 1e-05, "high": 1.0, "log": True}  # for both options
+    assert "optim=sgd" not in lab["launch"]["command"]
+    base = read_config(folder / "train.base.json")
+    assert base["groups"] == {"optim": "sgd"}
+    assert base["optim"] == {"lr": 0.01, "weight_decay": 0.0}  # what differs otherwise is left to Hydra
+    (folder / "lab.yaml").write_text(json.dumps({**lab, "proposers": []}))
+    looplab(folder, "propose", "--change", "groups.optim@set=adam", "--reason", "the other option")
+    looplab(folder, "run", "--runs", "2")
+    composed = [read_config(run / ".hydra/config.yaml")["optim"] for run in sorted(folder.glob("outputs/train/0*"))]
+    assert composed[0]["name"] == "sgd"
+    assert composed[1] == {"name": "adam", "lr": 0.01, "betas": [0.9, 0.999], "weight_decay": 0.0}
     assert json.loads(looplab(folder, "check", "--fix", "--json"))["fixes"] == []
 
 

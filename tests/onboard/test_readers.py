@@ -97,3 +97,62 @@ def test_a_sweep_whose_parameters_are_options_without_defaults_passes_them_as_op
     lab = make_lab(sweep.script, sweep.interface, objective=sweep.metric, goal=sweep.goal, specs=sweep.knobs)
     assert (lab.knobs, lab.seed) == (("lr", "num-layers"), "seed")
     assert json.loads(lab.files["train.base.json"]) == {"lr": 0.01, "num-layers": 2, "seed": 0}
+
+
+BOUNDED = {
+    "pydantic": """
+from typing import Annotated
+from pydantic import Field, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+class Config(BaseSettings):
+    model_config = SettingsConfigDict(cli_parse_args=True)
+    lr: float = Field(0.05, ge=0.01, le=0.2)
+    dropout: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    layers: PositiveInt = 3
+config = Config()
+""",
+    "argparse": """
+import argparse
+def share(text):
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError('not in [0, 1]')
+    return value
+def positive(text):
+    if int(text) <= 0:
+        raise argparse.ArgumentTypeError('not positive')
+    return int(text)
+p = argparse.ArgumentParser()
+p.add_argument('--lr', type=share, default=0.5)
+p.add_argument('--layers', type=positive, default=1)
+p.parse_args()
+""",
+    "click": """
+import click
+@click.command()
+@click.option('--lr', default=0.05, type=click.FloatRange(0.01, 0.2))
+@click.option('--dropout', default=0.1, type=click.FloatRange(0, 0.5, max_open=True))
+@click.option('--layers', default=3, type=click.IntRange(min=1))
+def main(lr, dropout, layers):
+    pass
+main()
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("pydantic", {"lr": (0.01, 0.2), "dropout": (0, 0.4995), "layers": (1, None)}),
+        ("argparse", {"lr": (0.0, 1.0), "layers": (1, None)}),
+        ("click", {"lr": (0.01, 0.2), "dropout": (0, 0.4995), "layers": (1, None)}),
+    ],
+)
+def test_the_bounds_that_a_script_checks_are_known(name: str, bounds: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("pydantic_settings" if name == "pydantic" else name)
+    (tmp_path / "train.py").write_text(BOUNDED[name])
+    interface = read_interface(find_script([sys.executable, "train.py"], tmp_path))
+    assert interface is not None
+    assert {setting.name: (setting.low, setting.high) for setting in interface.settings} == {
+        key: (low, None if high is None else pytest.approx(high)) for key, (low, high) in bounds.items()
+    }

@@ -1206,6 +1206,266 @@ args = docopt(__doc__)
         others="out",
         needs=["docopt"],
     ),
+    Case(
+        "a union of dataclasses is a command of tyro",
+        """
+from dataclasses import asdict, dataclass
+from typing import Union
+import tyro
+@dataclass
+class Sgd:
+    lr: float = 0.1
+    momentum: float = 0.9
+@dataclass
+class AdamW:
+    lr: float = 0.003
+    beta1: float = 0.9
+@dataclass
+class Args:
+    optimizer: Union[Sgd, AdamW]
+    l2: float = 1e-4
+    augment: bool = True
+    seed: int = 3
+args = tyro.cli(Args)
+""",
+        "{**asdict(args), 'kind': type(args.optimizer).__name__}",
+        "tyro",
+        "l2 optimizer.lr optimizer.beta1",
+        "seed",
+        {"l2": 0.01, "optimizer.lr": 0.02, "augment": False, "seed": 8},
+        {"kind": "AdamW", "l2": 0.01, "optimizer": {"lr": 0.02, "beta1": 0.9}, "augment": False, "seed": 8},
+        arguments=["--l2", "0.002", "optimizer:adam-w"],
+        needs=["tyro"],
+    ),
+    Case(
+        "several dataclasses are the commands of a program",
+        """
+from dataclasses import asdict, dataclass
+import tyro
+@dataclass
+class Evaluate:
+    checkpoint: str
+@dataclass
+class TrainModel:
+    lr: float = 0.1
+    seed: int = 0
+args = tyro.cli(Evaluate | TrainModel)
+""",
+        "asdict(args)",
+        "tyro",
+        "lr",
+        "seed",
+        {"lr": 0.3},
+        {"lr": 0.3, "seed": 0},
+        needs=["tyro"],
+    ),
+    Case(
+        "options before a command of argparse",
+        """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('--seed', type=int, default=7)
+p.add_argument('--verbose', action='store_true')
+s = p.add_subparsers(dest='command', required=True)
+e = s.add_parser('export')
+e.add_argument('file')
+t = s.add_parser('pretrain')
+t.add_argument('--eta', type=float, default=0.2)
+t.add_argument('--depth', type=int, default=2, choices=range(1, 7))
+t.add_argument('--hidden', type=int, default=64)
+args = p.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "eta depth hidden",
+        "seed",
+        {"eta": 0.5, "seed": 11},
+        {"eta": 0.5, "seed": 11, "command": "pretrain", "verbose": True, "hidden": 32},
+        arguments=["--seed", "9", "--verbose", "pretrain", "--hidden", "32"],
+    ),
+    Case(
+        "options of a group of click",
+        """
+import click
+@click.group()
+@click.option('--seed', default=1, type=int)
+@click.pass_context
+def cli(ctx, seed):
+    ctx.obj = seed
+@cli.group()
+@click.option('--momentum', default=0.9)
+@click.pass_context
+def model(ctx, momentum):
+    ctx.obj = (ctx.obj, momentum)
+@cli.command()
+def clean():
+    pass
+@model.command()
+@click.option('-l', '--learning-rate', default=0.05, type=click.FloatRange(1e-3, 0.5))
+@click.option('--hidden', default=32)
+@click.option('--width', default=64)
+@click.pass_obj
+def train(obj, learning_rate, hidden, width):
+    SAY
+cli()
+""",
+        "{'seed': obj[0], 'momentum': obj[1], 'lr': learning_rate, 'hidden': hidden}",
+        "click",
+        "momentum learning-rate hidden",
+        "seed",
+        {"learning-rate": 0.3, "momentum": 0.5, "seed": 4},
+        {"seed": 4, "momentum": 0.5, "lr": 0.3, "hidden": 32},
+        arguments=["model", "train"],
+        needs=["click"],
+        indent=True,
+    ),
+    Case(
+        "getopt, with defaults in variables",
+        """
+import getopt, sys
+lr, hidden = 0.1, 64
+seed = 2
+options, rest = getopt.getopt(sys.argv[1:], 'l:h:s:', ['lr=', 'hidden=', 'seed=', 'out='])
+for key, value in options:
+    if key in ('-l', '--lr'):
+        lr = float(value)
+    elif key in ('-h', '--hidden'):
+        hidden = int(value)
+    elif key in ('-s', '--seed'):
+        seed = int(value)
+""",
+        "{'lr': lr, 'hidden': hidden, 'seed': seed}",
+        "getopt",
+        "lr hidden",
+        "seed",
+        {"lr": 0.02, "seed": 5},
+        {"lr": 0.02, "hidden": 64, "seed": 5},
+    ),
+    Case(
+        "getopt with a config file that has a template",
+        """
+import getopt, sys, yaml
+file = 'conf/exp.yaml'
+for key, value in getopt.getopt(sys.argv[1:], 'c:', ['config='])[0]:
+    file = value
+config = yaml.safe_load(open(file))
+""",
+        "config['optimizer']",
+        "config file",
+        "optimizer.lr optimizer.momentum",
+        "optimizer.seed",
+        {"optimizer.lr": 0.3},
+        {"lr": 0.3, "momentum": 0.9, "seed": 11},
+        others="defaults.lr defaults.momentum",
+        files={
+            "conf/exp.yaml": "defaults: &defaults\n  lr: 0.01\n  momentum: 0.9\noptimizer:\n  <<: *defaults\n  seed: 11\n",
+            "conf/other.yaml": "lr: 0.5\n",
+        },
+    ),
+    Case(
+        "variables in .env",
+        """
+import os
+from dotenv import load_dotenv
+load_dotenv()
+LR = float(os.environ['LR'])
+SEED = int(os.getenv('SEED', '3'))
+DROPOUT = float(os.environ['DROPOUT'])
+""",
+        "{'lr': LR, 'seed': SEED, 'dropout': DROPOUT}",
+        "environment",
+        "LR DROPOUT",
+        "SEED",
+        {"LR": 0.5},
+        {"lr": 0.5, "seed": 8, "dropout": 0.25},
+        files={".env": "# settings\nexport LR=0.1\nSEED='8'\nDROPOUT = 0.25  # of all layers\n"},
+        needs=["dotenv"],
+    ),
+    Case(
+        "gin without an option for bindings",
+        """
+import gin
+@gin.configurable
+def train(lr=0.01, hidden=2, seed=0, name='x'):
+    return {'lr': lr, 'hidden': hidden, 'seed': seed, 'name': name}
+gin.parse_config_file('config.gin')
+got = train()
+""",
+        "got",
+        "gin",
+        "train.lr train.hidden",
+        "train.seed",
+        {"train.lr": 0.7},
+        {"lr": 0.7, "hidden": 16, "seed": 1, "name": "a b"},
+        files={"config.gin": "train.lr = 0.1\ntrain.hidden = 16\ntrain.seed = 1\ntrain.name = 'a b'\n"},
+        needs=["gin"],
+    ),
+    Case(
+        "short flags are called as the script calls them",
+        """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('-l', dest='lr', type=float, default=0.1)
+p.add_argument('-s', dest='seed', type=int, default=0)
+args = p.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "lr",
+        "seed",
+        {"lr": 0.2, "seed": 6},
+        {"lr": 0.2, "seed": 6},
+    ),
+    Case(
+        "required options are knobs by what was typed",
+        """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('--lr', type=float, required=True)
+p.add_argument('--data', required=True)
+p.add_argument('--seed', type=int, required=True)
+args = p.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "lr",
+        "seed",
+        {"lr": 0.2},
+        {"lr": 0.2, "seed": 6, "data": "d.csv"},
+        others="data",
+        arguments=["--lr", "0.1", "--data", "d.csv", "--seed", "6"],
+    ),
+    Case(
+        "classes of settings, of which one is used",
+        "from config import settings\n",
+        "{'lr': settings.LR, 'width': settings.WIDTH, 'seed': settings.SEED}",
+        "constants",
+        "config.Base.LR config.Small.WIDTH",
+        "config.Base.SEED",
+        {"config.Base.LR": 0.5, "config.Small.WIDTH": 32},
+        {"lr": 0.5, "width": 32, "seed": 42},
+        others="config.Big.LR config.Big.WIDTH",
+        files={
+            "config.py": "class Base:\n    LR = 0.01\n    SEED = 42\nclass Small(Base):\n    WIDTH = 16\n"
+            "class Big(Base):\n    LR = 0.003\n    WIDTH = 64\nsettings = Small()\n"
+        },
+    ),
+    Case(
+        "a notebook that was exported, with its magics",
+        """
+get_ipython().run_line_magic('matplotlib', 'inline')
+lr = 0.05
+hidden = 32
+seed = 3
+get_ipython().system('nvidia-smi')
+""",
+        "{'lr': lr, 'hidden': hidden, 'seed': seed}",
+        "constants",
+        "lr hidden",
+        "seed",
+        {"lr": 0.5},
+        {"lr": 0.5, "hidden": 32, "seed": 3},
+    ),
 ]  # fmt: skip
 
 

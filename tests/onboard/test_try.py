@@ -16,16 +16,9 @@ import pytest
 from tests.conftest import PATIENCE_S
 from tests.e2e.conftest import COMMAND, Terminal, until
 
-from looplab.onboard.trial import (
-    KeptBest,
-    MeasuredMetric,
-    WrittenFile,
-    explain_written,
-    full_run_seconds,
-    kept_best,
-    rank_objectives,
-    share_done,
-)
+from looplab.onboard.objective import KeptBest, kept_best, rank_objectives
+from looplab.onboard.trial import MeasuredMetric, full_run_seconds, share_done
+from looplab.onboard.written import WrittenFile, explain_written
 
 HEAD = """\
 import argparse, os, random, signal, sys, time
@@ -211,9 +204,9 @@ def test_metric_files_beside_the_lab_are_found(project: Project) -> None:
     project("init", "train.py")
     lab = project.folder / "lab.yaml"
     lab.write_text("\n".join(line for line in lab.read_text().split("\n") if "cwd: run" not in line))
-    shown = project("try", code=1)
-    assert "it measured nothing in its run folder, but wrote logs/metrics.csv" in shown
-    assert "launch.cwd: run" in shown
+    shown = project("try", "--yes")
+    assert "written to lab.yaml: launch.cwd: run" in shown
+    assert "objective: val_loss (min)" in shown
 
 
 @pytest.mark.slow
@@ -441,3 +434,22 @@ def test_many_files_are_named_by_their_folder() -> None:
     assert "runs/ (9 files), results.csv" in text
     assert "results.csv was there before" in text
     assert "launch.cwd: run" in text
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "parser.add_argument('--monitor', default='val_f1')",
+        "config = {'early_stopping_metric': 'val_f1'}",
+        "def fit(model, metric_for_best_model='val/f1'): pass",
+        "MAIN_METRIC = 'val_f1'",
+    ],
+)
+def test_the_metric_that_a_script_names_is_its_objective(code: str) -> None:
+    metrics = [measured("val_acc"), measured("val_f1"), measured("val_loss")]
+    assert rank_objectives(metrics, kept=kept_best([ast.parse(code)]))[0].metric == "val_f1"
+
+
+def test_what_a_script_sums_up_at_its_end_is_its_objective() -> None:
+    metrics = [measured("val_acc"), measured("val_dice"), measured("best_val_dice", points=1)]
+    assert rank_objectives(metrics)[0].metric == "val_dice"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -191,3 +197,70 @@ def test_results_depend_on_the_seed_but_not_on_the_number_of_workers(task: str) 
         trajectories.append(np.stack([np.column_stack([step.obs, step.rewards]) for step in steps]))
     assert np.array_equal(trajectories[0], trajectories[1])
     assert not np.array_equal(trajectories[0], trajectories[2])
+
+
+def skip_unless_compiled() -> None:
+    if drones.load_compiled()[0] is None:
+        pytest.skip("no C compiler")
+
+
+def test_drones_c_has_the_hash_of_drones_py() -> None:
+    """A change of drones.py needs the same change in drones.c, and then this hash."""
+    assert sha256(Path(drones.__file__).read_bytes()).hexdigest() in Path(drones.__file__).with_suffix(".c").read_text()
+
+
+@pytest.mark.parametrize("task", drones.TASKS)
+@pytest.mark.parametrize(("worlds", "count"), [(6, 8), (5, 3), (9, 1), (1, 20)])
+def test_the_compiled_simulation_agrees_with_numpy_to_the_bit(task: str, worlds: int, count: int) -> None:
+    skip_unless_compiled()
+    one, other = (Drones(task, worlds, count, seed=7, first_world=2, compiled=compiled) for compiled in (True, False))
+    rng = np.random.default_rng(0)
+    ended = []
+    for turn in range(260):
+        commands = rng.normal(0, 0.5 if turn % 90 < 20 else 0.02, (worlds * count, 4)).astype(np.float32)
+        if turn % 60 == 30:  # some are at their goal from here on: they succeed, or pick up their box
+            for world in (one, other):
+                world.carrying[::2] = world.carries and turn > 60
+                world.position[:, ::2] = world.goal[:, ::2]
+                world.velocity[:, ::2] = 0
+                world.rates[:, ::2] = 0
+                world.attitude[:, ::2] = np.array([1, 0, 0, 0], np.float32)[:, None, None]
+        commands[:, 0] += drones.PAYLOAD * one.carrying.ravel()  # the weight of the box
+        left, right = one.step(commands), other.step(commands)
+        for name in ("obs", "rewards", "dones"):
+            assert np.array_equal(getattr(left, name), getattr(right, name)), name
+        for name in vars(right.finished):
+            assert np.array_equal(getattr(left.finished, name), getattr(right.finished, name)), name
+        for name in drones.STATE:
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        ended += [*zip(right.finished.success.tolist(), right.finished.collision.tolist(), strict=True)]
+    assert len(set(ended)) == 3, "successes, collisions, and neither"
+    one.load_state_dict(other.state_dict())  # other arrays at other addresses
+    assert np.array_equal(one.step(commands).obs, other.step(commands).obs)
+
+
+def test_a_changed_simulation_runs_in_numpy_and_says_why(tmp_path: Path) -> None:
+    for name in ("drones.py", "drones.c"):
+        shutil.copy(Path(drones.__file__).with_name(name), tmp_path)
+    code = "import drones; print(drones.Drones('drone_hover', 1, 1, 0).reason_not_compiled)"
+
+    def reason() -> str:
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    if drones.load_compiled()[0] is not None:
+        assert reason() == "None"
+    text = (tmp_path / "drones.py").read_text()
+    (tmp_path / "drones.py").write_text(text.replace("SUCCESS, CRASH, PICKED = 1.0,", "SUCCESS, CRASH, PICKED = 2.0,"))
+    assert reason() == "drones.py was changed, and drones.c does not have its hash"
+    (tmp_path / "drones.c").unlink()
+    assert reason() == "there is no drones.c"
+
+
+def test_the_shared_functions_are_exp_cos_and_sin() -> None:
+    x = np.concatenate([np.linspace(0, 90, 10_001), [0.0, 1e6]]).astype(np.float32)
+    assert np.allclose(drones._exp_minus(x), np.exp(-x.astype(np.float64)), rtol=3e-7, atol=1e-37)
+    u = np.linspace(0, 1, 1001)
+    cosine, sine = drones._half_turn(u)
+    assert np.allclose(cosine, np.cos(np.pi * u), atol=1e-12)
+    assert np.allclose(sine, np.sin(np.pi * u), atol=1e-12)

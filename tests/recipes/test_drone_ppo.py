@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from looplab.recipes.drone import ppo
 from looplab.recipes.drone.ppo import (
     DronePolicy,
     DroneRollout,
@@ -143,4 +148,67 @@ def test_a_gradient_that_is_not_finite_is_never_applied() -> None:
     before = [p.detach().clone() for p in policy.parameters()]
     with pytest.raises(NonFiniteUpdate, match="not finite"):
         update(policy, optimizer, collected, next_values, TRAIN, rng)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+
+
+def fused_update() -> Any:
+    """The module, which is imported as in a lab."""
+    sys.path.insert(0, str(Path(ppo.__file__).parent))
+    try:
+        import fused_update as module
+    finally:
+        del sys.path[0]
+    return module
+
+
+def test_fused_update_has_the_hash_of_ppo_py() -> None:
+    """A change of ppo.py may need one in fused_update.py, and then this hash."""
+    assert sha256(Path(ppo.__file__).read_bytes()).hexdigest() == fused_update().PPO_SHA256
+
+
+@pytest.mark.parametrize("name", ["muon", "adam", "adamw"])
+@pytest.mark.parametrize("minibatch", [128, 32])
+def test_the_update_in_c_agrees_with_torch(name: str, minibatch: int) -> None:
+    module = fused_update()
+    train = replace(
+        TRAIN, optimizer=name, minibatch_size=minibatch, max_minibatch_size=minibatch, max_grad_norm=0.5, clip_coef=0.05
+    )
+    if module.why_not(train) is not None:
+        pytest.skip("no C compiler")
+    weights, losses, states = [], [], []
+    for compiled in (True, False):
+        policy, _, rng = make(train)
+        optimizer = (module.ppo if compiled else ppo).make_optimizer(policy, train)
+        fused = module.FusedUpdate(policy, optimizer) if compiled else None
+        for _ in range(2):
+            collected, next_values = rollout(policy)
+            collected.log_probs.add_(torch.randn(STEPS, AGENTS, generator=torch.Generator().manual_seed(4)) * 0.1)
+            collected.values.add_(torch.randn(STEPS, AGENTS, generator=torch.Generator().manual_seed(5)))
+            if fused is not None:
+                losses.append(fused.update(collected, next_values, train, rng))
+            else:
+                losses.append(update(policy, optimizer, collected, next_values, train, rng))
+        weights.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
+        states.append(optimizer.state_dict())
+    # The first steps of Adam are about the sign of the gradient: where that is next to 0, rounding may turn it around.
+    assert (weights[0] - weights[1]).abs().lt(2e-5).float().mean() > 0.99
+    assert 0.1 < losses[0]["clip_fraction"] < 0.9
+    for one, other in ((losses[0], losses[2]), (losses[1], losses[3])):
+        assert one.keys() == other.keys()
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    assert states[0]["state"].keys() == states[1]["state"].keys()
+    assert all(one.keys() == states[1]["state"][key].keys() for key, one in states[0]["state"].items())
+
+
+def test_the_update_in_c_never_applies_a_gradient_that_is_not_finite() -> None:
+    module = fused_update()
+    if module.why_not(TRAIN) is not None:
+        pytest.skip("no C compiler")
+    policy, optimizer, rng = make()
+    fused = module.FusedUpdate(policy, optimizer)
+    collected, next_values = rollout(policy)
+    collected.rewards[0, 0] = float("nan")
+    before = [p.detach().clone() for p in policy.parameters()]
+    with pytest.raises(module.ppo.NonFiniteUpdate, match="not finite"):
+        fused.update(collected, next_values, TRAIN, rng)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))

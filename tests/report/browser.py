@@ -117,7 +117,13 @@ class Browser:
 
     def wait_for(self, expression: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not self.js(expression):
+        while True:
+            try:
+                if self.js(expression):
+                    return
+            except AssertionError as error:
+                if "navigated" not in str(error):  # a page that is being left cannot answer
+                    raise
             assert time.monotonic() < deadline, f"this never came true: {expression}"
 
     def mouse(self, kind: str, x: float, y: float) -> None:

@@ -2,61 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.report import making as studies
+from tests.report.fixtures import judged, maker, making, open_browser  # noqa: F401 (fixtures)
 
 from looplab.ledger.catalogue import MixEvent, ReproducedEvent
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"report_tests_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-MAKING, BROWSER = load("making"), load("browser")
-
-
-@pytest.fixture
-def making() -> ModuleType:
-    return MAKING
-
-
-@pytest.fixture
-def maker(tmp_path: Path) -> Any:
-    """A study without runs."""
-    return MAKING.make(tmp_path / "lab")
 
 
 @pytest.fixture(scope="session")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A study of sixty runs, with everything that can happen in a night."""
-    made = MAKING.make(tmp_path_factory.mktemp("full") / "lab")
-    MAKING.fill(made, 60, points=40)
+    made = studies.make(tmp_path_factory.mktemp("full") / "lab")
+    studies.fill(made, 60, points=40)
     return made
-
-
-@pytest.fixture
-def judged(tmp_path: Path) -> Any:
-    """A study with a judge, without runs."""
-    return MAKING.make(tmp_path / "judged", MAKING.JUDGED)
 
 
 @pytest.fixture(scope="session")
 def judged_full(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A study in which everything was judged, with a mix, a watch and a reproduction."""
-    made = MAKING.make(tmp_path_factory.mktemp("judged") / "lab", MAKING.JUDGED)
-    MAKING.fill_judged(made, 20)
+    made = studies.make(tmp_path_factory.mktemp("judged") / "lab", studies.JUDGED)
+    studies.fill_judged(made, 20)
     with made.ledger.write():
         for name in ("search", "agent", "rules"):
             made.record.propose(name, ["model.width@set=64"], "a try")
@@ -72,9 +40,5 @@ def judged_full(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    program = BROWSER.find_chromium()
-    if program is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
-    opened = BROWSER.Browser(program, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened

@@ -19,14 +19,14 @@ from looplab.report.bundle import read_asset
 
 ASSETS = Path(looplab.report.__file__).parent / "assets"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>modules</title>
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>modules</title>
 <link rel="stylesheet" href="assets/vendor/uPlot.min.css"><link rel="stylesheet" href="assets/theme.css">
 <main><div id="table"></div><div id="one"></div><div id="two"></div><div id="figures"></div></main>
 <script src="assets/vendor/uPlot.iife.min.js"></script><script type="module" src="try.js"></script></html>"""
 SCRIPT = """
 import { Table, parseFilter } from "./assets/table.js";
 import { LineChart, bucket, smoothed } from "./assets/charts.js";
-import { Forest, Lineage, Parallel, Progress, SHAPES, Timeline } from "./assets/figures.js";
+import { Forest, forestRows, Lineage, Parallel, Progress, SHAPES, Timeline } from "./assets/figures.js";
 import { Focus, honest, pValue } from "./assets/dom.js";
 const hostile = "<img src=x onerror=\\"document.title='owned'\\">";
 const place = (id) => document.getElementById(id);
@@ -59,7 +59,7 @@ new Parallel(host, { label: "knobs", focus, items: ids, axes: [
 new Timeline(host, { label: "slots", focus, from: 0, to: 7200, lanes: [{ name: hostile, bars: [{ id: 0, from: 10, to: 3000, kind: "keep", text: hostile }] }] });
 new Lineage(host, { label: "lineage", focus, nodes: ids.map((id) => ({ id, parent: id - 1, n: id, value: id, verdict: "keep", isChampion: true })) });
 new Progress(host, { label: "progress", focus, path: [[1, 1]], points: ids.map((id) => ({ id, n: id + 1, value: id, style: "f0", shape: SHAPES[0], size: 3 })) });
-Object.assign(globalThis, { LineChart, Table, bucket, columns, focus, forest, honest, make, one, pValue, parseFilter, place, rows, series, smoothed, steps, table, two, wave });
+Object.assign(globalThis, { LineChart, Table, bucket, columns, focus, forest, forestRows, honest, make, one, pValue, parseFilter, place, rows, series, smoothed, steps, table, two, wave });
 """
 
 
@@ -227,9 +227,19 @@ def test_numbers_are_written_with_the_digits_they_deserve(opened: Any) -> None:
         "honest(3.14159, null)": "3.142",
         "honest(1, 0.95)": "1.0 ± 0.9",
         "pValue(0.0006111)": "0.00061",
-        "pValue(1e-9)": "< 0.0001",
+        "pValue(3.06e-8)": "3e-8",
+        "pValue(0)": "< 1e-12",
     }
     assert {expression: opened.js(expression) for expression in cases} == cases
+
+
+def test_a_forest_always_has_what_was_promoted(opened: Any) -> None:
+    made = (
+        "[...Array(50).keys()].map((n) => ({ n, verdict: n === 3 ? 'keep' : 'discard', p: n % 10 === 3 ? 0.1 : null }))"
+    )
+    shown = value(opened, f"forestRows({made}, 8).map((one) => one.n)")
+    assert shown == [3, 13, 23, 33, 43, 47, 48, 49]  # promoted, tested, the latest; in their order
+    assert value(opened, f"forestRows({made}, 2).map((one) => one.n)") == [3, 43]
 
 
 def test_everything_fits_a_phone(served: str, browser: Any) -> None:

@@ -122,4 +122,4 @@ def test_a_page_cannot_be_written_where_there_is_no_folder(three: Any, tmp_path:
 
 def test_nothing_in_a_comparison_can_end_its_data(three: Any, making: Any) -> None:
     three.train(making.edited(data__path="</script><b>"), reason="</script>")
-    assert compare_page(compared(three, "1", "4")).count("</script>") == 3
+    assert compare_page(compared(three, "1", "4")).count("</script>") == 4

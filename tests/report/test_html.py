@@ -119,11 +119,11 @@ def test_pointing_at_a_curve_tells_its_values_and_marks_the_run_everywhere(page:
 def test_another_metric_and_a_log_scale_draw_other_lines(page: Path, browser: Any) -> None:
     browser.open(page)
     before, scale = drawn(browser), browser.js("curves.plot.scales.y.distr")
-    assert browser.js("document.querySelector('select').value") == "eval/loss"
+    assert browser.js("document.querySelector('.card select').value") == "eval/loss"
     browser.js("document.querySelector('section[aria-label=Curves] input').click()")
     assert (scale, browser.js("curves.plot.scales.y.distr")) == (1, 3)
     browser.js(
-        "(() => { const menu = document.querySelector('select'); menu.value = 'grad_norm';"
+        "(() => { const menu = document.querySelector('.card select'); menu.value = 'grad_norm';"
         " menu.dispatchEvent(new Event('change')); })()"
     )
     other = drawn(browser)
@@ -244,7 +244,7 @@ def test_nothing_in_reasons_logs_or_configs_runs(making: Any, maker: Any, browse
     maker.reject(f"model.width@set={HOSTILE}", HOSTILE, HOSTILE)
     (maker.outputs / maker.record.run("1").id / "record/notes.md").write_text(HOSTILE)
     path = page_of(maker)
-    assert path.read_text().count("</script>") == 3
+    assert path.read_text().count("</script>") == 4
     browser.open(path, fragment=f"#{maker.record.run('1').id}")
     assert browser.errors == []
     assert browser.js("document.title") == "tiny – looplab"
@@ -269,11 +269,11 @@ def test_names_of_metrics_and_values_may_be_anything(making: Any, maker: Any, br
         maker.end(run, [{**row, **{name: float(row["step"]) for name in names}} for row in losses])
     browser.open(page_of(maker))
     assert browser.errors == []
-    assert browser.js("[...document.querySelector('select').options].map((one) => one.value)[0]") == "eval/loss"
-    assert browser.js("document.querySelector('select').options.length") == 7
+    assert browser.js("[...document.querySelector('.card select').options].map((one) => one.value)[0]") == "eval/loss"
+    assert browser.js("document.querySelector('.card select').options.length") == 7
     for place in range(7):
         browser.js(
-            f"(() => {{ const menu = document.querySelector('select'); menu.selectedIndex = {place};"
+            f"(() => {{ const menu = document.querySelector('.card select'); menu.selectedIndex = {place};"
             " menu.dispatchEvent(new Event('change')); })()"
         )
         assert len(drawn(browser)) == 2
@@ -332,11 +332,34 @@ def test_exported_pages_need_neither_the_lab_nor_a_server(judged_full: Any, tmp_
     from looplab.cli import reporting
 
     reporting.export_pages(judged_full.lab, tmp_path / "shared", False)
-    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"index.html", "tiny.html"}
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"index.html", "live.html", "tiny.html"}
     browser.open(tmp_path / "shared/index.html")
     assert browser.errors == []
-    browser.js("document.querySelector('a').click()")
+    browser.js("document.querySelector('h2 a').click()")
     browser.wait_for("location.pathname.endsWith('/tiny.html') && typeof table === 'object' && table !== null")
     browser.js("focus.pick(DATA.best)")
     assert browser.js("[...document.querySelectorAll('.panel a')].every((link) => link.textContent !== 'folder')")
     assert browser.errors == []
+    run = judged_full.record.run("1").id
+    pages = ("now", "runs", "lineage", "agents", "judge", "pipelines", "record")
+    for place in (*pages, f"run?run={run}", f"runs?select={run}"):
+        browser.open(tmp_path / "shared/live.html", fragment=f"#/{place}")
+        browser.wait_for("(document.querySelector('main') || {textContent: ''}).textContent.length > 20")
+        if "run=" in place or "select" in place:
+            browser.wait_for("document.querySelectorAll('canvas').length > 0")
+        assert browser.errors == []
+        assert [url for url in browser.requests if not url.startswith(("file:", "data:", "about:"))] == []
+
+
+def test_a_report_and_the_exported_page_speak_the_language_of_the_browser(
+    judged_full: Any, tmp_path: Path, browser: Any
+) -> None:
+    from looplab.cli import reporting
+
+    reporting.export_pages(judged_full.lab, tmp_path / "shared", False)
+    for name in ("tiny", "live", "index"):
+        browser.open(tmp_path / f"shared/{name}.html", fragment="?lang=zh")
+        browser.wait_for("document.querySelector('h1, h2') !== null")
+        assert browser.js("document.documentElement.lang") == "zh-CN"
+        assert re.search("[\u4e00-\u9fff]", browser.js("document.body.innerText"))
+        assert browser.errors == []

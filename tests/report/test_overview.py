@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.report.overview import StudyOverview, describe_left, study_overview
 
 
@@ -84,3 +85,18 @@ def test_a_budget_is_projected_at_the_pace_so_far(full: Any) -> None:
 def test_hostile_text_is_cleaned(making: Any, maker: Any) -> None:
     maker.plan(making.edited(seed=4), reason="\x1b[31mred\x1b[0m \u202eevil")
     assert look(maker).queue[0].why == "red evil"
+
+
+def test_nobody_waits_for_a_call_of_an_agent_after_its_engine_has_ended(maker: Any) -> None:
+    run = maker.train()
+    with maker.ledger.write():
+        maker.record.record_agent(
+            AgentAskedEvent(call="one", log="x.jsonl", n=1, attempt=1, parent=None, cli="command")
+        )
+
+    def bars(engine: int | None) -> dict[str, float | None]:
+        return {bar.id: bar.end for lane in look(maker, engine=engine).lanes for bar in lane.bars}
+
+    assert bars(engine=1) == {run.id: run.ended, "one": None}
+    asked = maker.record.agent_calls()[0]["at"]
+    assert bars(engine=None) == {run.id: run.ended, "one": max(asked, run.ended)}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from looplab.errors import LabError
+from looplab.rl import policies
 from looplab.rl.collect import Collector, RolloutBuffer, RolloutSource
 from looplab.rl.flat import FlatParameters
 from looplab.rl.impala import Impala, ImpalaSettings
@@ -23,6 +24,8 @@ from looplab.rl.policies import (
     MlpPolicy,
     RecurrentMlpPolicy,
     make_policy,
+    take_rows,
+    to_channels_last,
 )
 from looplab.rl.ppo import Ppo, PpoSettings
 
@@ -386,3 +389,48 @@ def test_parameters_with_older_names_load() -> None:
         state[old] = state.pop(new)
         policy.load_state_dict(state)
         assert policy.state_dict()[new].equal(expected)
+
+
+def test_images_are_evaluated_in_parts_and_gathered_with_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    policy = CnnPolicy((3, 36, 40), CategoricalHead(4), width=16)
+    frames = torch.randint(0, 256, (7, 5, 3, 36, 40), dtype=torch.uint8)
+    starts = torch.zeros(7, 5, dtype=torch.bool)
+    with torch.inference_mode():
+        whole = policy(frames, torch.zeros(5, 0), starts)[:2]
+        arranged = to_channels_last(frames)
+        assert torch.equal(arranged, frames)
+        monkeypatch.setattr(policies, "EVALUATION_BYTES", 2 * frames[0].numel())  # two steps at a time
+        sizes: list[int] = []
+        policy.body.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+        in_parts = policies.evaluate(policy, arranged, torch.zeros(5, 0), starts)
+    assert sizes == [10, 10, 10, 5]
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(whole, in_parts, strict=True))
+    rows = torch.tensor([30, 2, 2, 11])
+    taken = take_rows(arranged.flatten(0, 1), rows)
+    assert torch.equal(taken, frames.flatten(0, 1)[rows])
+    assert taken.is_contiguous(memory_format=torch.channels_last)
+    vectors = torch.randn(6, 3)
+    assert to_channels_last(vectors) is vectors
+    assert torch.equal(take_rows(vectors, rows[1:3]), vectors[rows[1:3]])
+
+
+def test_a_recurrent_policy_is_evaluated_in_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "EVALUATION_BYTES", 1)
+    policy = RecurrentMlpPolicy(3, CategoricalHead(2), hidden_size=8)
+    obs, starts = torch.randn(6, 4, 3), torch.rand(6, 4) < 0.3
+    with torch.inference_mode():
+        logits, values = policies.evaluate(policy, obs, torch.ones(4, 8), starts)
+        expected, expected_values, _ = policy(obs, torch.ones(4, 8), starts)
+    assert torch.equal(logits, expected)
+    assert torch.equal(values, expected_values)
+
+
+def test_a_policy_does_not_change_its_observations() -> None:
+    policy = CnnPolicy((3, 36, 40), CategoricalHead(4), width=16)
+    images = 255 * torch.rand(2, 3, 36, 40)
+    for obs in (images, images.to(torch.uint8), images.contiguous(memory_format=torch.channels_last)):
+        before = obs.clone()
+        logits, _, _ = policy(obs, torch.zeros(2, 0), torch.zeros(2, dtype=torch.bool))
+        assert torch.equal(obs, before)
+        assert logits.abs().max() < 10  # scaled to 0 … 1

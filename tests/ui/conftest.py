@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import signal
 import subprocess
@@ -12,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from tests.conftest import PATIENCE_S
+from tests.report import making as studies
+from tests.report.browser import Browser
+from tests.report.fixtures import judged, maker, making, open_browser  # noqa: F401 (fixtures)
 
 from looplab.cli.labs import find_study
 from looplab.cli.page_control import LabSteering
@@ -34,53 +35,22 @@ COMMAND = Path(sys.executable).with_name("looplab")
 BIG = 10_000
 
 
-def load(name: str) -> ModuleType:
-    file = Path(__file__).parents[1] / "report" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"ui_tests_{name}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-MAKING, BROWSER = load("making"), load("browser")
-
-
-@pytest.fixture
-def making() -> ModuleType:
-    return MAKING
-
-
-@pytest.fixture
-def maker(tmp_path: Path) -> Any:
-    """A study without runs."""
-    return MAKING.make(tmp_path / "lab")
-
-
-@pytest.fixture
-def judged(tmp_path: Path) -> Any:
-    """A study with a judge and a held-out metric, without runs."""
-    return MAKING.make(tmp_path / "judged", MAKING.JUDGED)
-
-
 @pytest.fixture(scope="session")
 def judged_full(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A study in which everything was judged; only to be read."""
-    made = MAKING.make(tmp_path_factory.mktemp("judged") / "lab", MAKING.JUDGED)
-    MAKING.fill_judged(made, 12)
+    made = studies.make(tmp_path_factory.mktemp("judged") / "lab", studies.JUDGED)
+    studies.fill_judged(made, 12)
     return made
 
 
 @pytest.fixture(scope="session")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A study of ten thousand runs in its ledger; only to be read, or to be added to."""
-    made = MAKING.make(tmp_path_factory.mktemp("big") / "lab")
+    made = studies.make(tmp_path_factory.mktemp("big") / "lab")
     with made.ledger.write():
         round_ = made.record.begin_round()
         for n in range(BIG):
-            config = MAKING.edited(train__learning_rate=(n % 997 + 1) / 1000, model__width=32 + n % 512)
+            config = studies.edited(train__learning_rate=(n % 997 + 1) / 1000, model__width=32 + n % 512)
             run = made.record.plan(
                 round=round_, proposal=None, proposer="base" if n == 0 else ("search", "agent")[n % 2], parent=None,
                 base="configs/base.json", reason=f"idea {n}", config_hash=f"{n:016x}", devices=1, plan=RunPlan(config),
@@ -112,10 +82,10 @@ class Client:
 
 
 @contextlib.contextmanager
-def serve_lab(lab: Path, *, control: bool = False, token: bool = True) -> Iterator[Client]:
+def serve_lab(lab: Path, *, control: bool = False, token: bool = True, slices: Any = None) -> Iterator[Client]:
     rules = AccessRules.make(TOKEN, 8000, host="127.0.0.1", names=["hub.example"], control=control)
     model = LabModel(load_lab(lab), find_study=find_study, engine_pid=engine_pid)
-    server = PageServer(model, rules, PageHooks(pipelines_of, LabSteering(lab) if control else None))
+    server = PageServer(model, rules, PageHooks(pipelines_of, LabSteering(lab) if control else None, slices))
     headers = {"x-looplab-token": TOKEN} if token else {}
     with TestClient(server.asgi, base_url="http://localhost", headers=headers) as client:
         yield Client(client, rules)
@@ -126,8 +96,13 @@ def serve() -> Callable[..., Any]:
     return serve_lab
 
 
-class Tabs(BROWSER.Browser):  # type: ignore[misc, name-defined]
+class Tabs(Browser):
     """A browser with any number of tabs; each reports violations of its policy."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        super().__init__(program, profile)
+        self._first = self._session
+        self._added: list[str] = []  # targets of further tabs
 
     def visit(self, url: str, *, width: int = 1280, height: int = 900) -> None:
         self.errors.clear()
@@ -137,7 +112,12 @@ class Tabs(BROWSER.Browser):  # type: ignore[misc, name-defined]
         self.wait_for("document.querySelector('header.top') !== null")
 
     def forget(self) -> None:
-        """Leave the page of an earlier test, which asks on, and forget its requests."""
+        """Leave the pages of an earlier test, which would continue to ask, and forget their requests."""
+        self._session = None
+        while self._added:
+            self.send("Target.closeTarget", targetId=self._added.pop())
+        self._session = self._first
+        self.send("Page.bringToFront")
         self.send("Page.navigate", url="about:blank")
         self.wait_for("location.href === 'about:blank'")
         self.requests.clear()
@@ -146,6 +126,7 @@ class Tabs(BROWSER.Browser):  # type: ignore[misc, name-defined]
         """Open a tab and make it the current one; return its session."""
         self._session = None
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._added.append(target)
         session = str(self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         self._session = session
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -165,16 +146,14 @@ def browser(shared_browser: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def shared_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    program = BROWSER.find_chromium()
-    if program is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
-    opened = Tabs(program, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
+    with open_browser(tmp_path_factory.mktemp("profile"), Tabs) as opened:
+        yield opened
 
 
 class PageProcess:
     """`looplab ui` as a process of its own."""
+
+    token = TOKEN
 
     def __init__(self, lab: Path, *options: str) -> None:
         argv = [COMMAND, "ui", "--json", "--token", TOKEN, "--lab", lab, *options]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -17,8 +18,17 @@ from typing import Any
 
 import pytest
 
+from looplab.ledger.catalogue import (
+    AgentAskedEvent,
+    VersionBegunEvent,
+    VersionChampionEvent,
+    VersionJudgedEvent,
+    VersionMeasuredEvent,
+)
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.versions import is_about_versions, write_table
+from looplab.report.language import texts
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +62,9 @@ proposals:
   - {edits: [lr@set=0.3, wait@set=second], parent: base, reason: waits for the second file}
   - {edits: [lr@set=0.4], parent: base, reason: the last one}
 """
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 ATTACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=2</script>\x1b[31mred\u202e'
 
 
@@ -124,10 +137,7 @@ def test_hostile_texts_do_nothing_on_any_page_or_width(
     assert "\x1b" not in browser.js("document.body.textContent")
     browser.visit(server.base + "?lang=zh#/now")
     assert browser.js("document.documentElement.lang") == "zh-CN"
-    assert (
-        text_of(browser, "nav a")
-        == json.loads((Path(__file__).parents[2] / "src/looplab/ui/web/zh.json").read_text())["Now"]
-    )
+    assert text_of(browser, "nav a") == texts("zh")["Now"]
     assert browser.js("[...document.querySelectorAll('button, select, input')].every((one) => one.textContent.trim() || "
                       "one.getAttribute('aria-label') || one.labels.length)")  # fmt: skip
     browser.js("localStorage.clear()")
@@ -273,3 +283,167 @@ def test_a_lab_is_watched_while_engine_and_page_are_killed(
         browser.wait_for(f"document.querySelector('main').textContent.includes('{runs[-1].id}')")
     assert_calm(browser, again.base)
     assert again.end(signal.SIGINT) == 0
+
+
+NAMED = ("button", "link", "textbox", "searchbox", "combobox", "checkbox", "slider", "image", "table", "navigation")
+"""Roles that a screen reader announces by their names."""
+
+
+def test_every_page_is_walked_by_keyboard_and_named_for_screen_readers(
+    judged_full: Any, browser: Any, page: Callable[..., Any]
+) -> None:
+    server = page(judged_full.lab, "--allow-control")
+    run = judged_full.record.best().id
+    browser.visit(server.url)
+    for place in (*PAGES, f"run?run={run}", f"runs?select={run}"):
+        browser.visit(f"{server.base}#/{place}")
+        browser.wait_for("document.querySelector('main').textContent.length > 20")
+        browser.wait_for("document.querySelector('.fresh:not(.stale)') !== null")
+        if "run" in place:
+            browser.wait_for("document.querySelectorAll('main table').length > 0")
+        nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
+        roles = [(node["role"]["value"], (node.get("name") or {}).get("value", "")) for node in nodes if "role" in node]
+        assert [role for role, name in roles if role in NAMED and not name.strip()] == [], place
+        assert {"banner", "main", "navigation"} <= {role for role, _ in roles}, place
+
+        browser.js("document.body.focus(); document.activeElement.blur()")
+        walked: list[str] = []
+        for _ in range(25):
+            browser.key("Tab")
+            # Whatever has the focus is on the page, outlined, and not hidden behind the header.
+            walked.append(
+                browser.js(
+                    "(() => { const one = document.activeElement, box = one.getBoundingClientRect(), style ="
+                    " getComputedStyle(one); return one === document.body ? 'body' : box.width > 0 && box.height > 0"
+                    " && box.right > 0 && style.outlineStyle !== 'none' ? one.tagName : 'unseen ' + one.outerHTML.slice(0, 120); })()"
+                )
+            )
+            if walked[-1] == "body":  # the end of the page
+                break
+        assert not [one for one in walked if one.startswith("unseen")], (place, walked)
+        assert walked[0] == "A"  # "skip to the content"
+        assert len(walked) > 10, place
+    browser.visit(f"{server.base}#/judge")
+    browser.js("document.activeElement.blur()")
+    browser.key("Tab")
+    assert browser.js("document.activeElement.className") == "skip"
+    browser.js("document.activeElement.click()")
+    browser.wait_for("document.activeElement.id === 'main'")
+    assert "judge" in browser.js("location.hash")
+    assert_calm(browser, server.base)
+
+
+STAGED = """\
+study: steer
+pipeline: {root: "outputs/{name}", run_id: null}
+stages:
+  mine: {command: ["{python}", mine.py, "{config}", "{run_dir}"], outputs: [tables]}
+suite: {run_name: name, tables: {results.csv: tables/results.csv}}
+"""
+MINE = """\
+import json, pathlib, sys
+config, folder = json.load(open(sys.argv[1])), pathlib.Path(sys.argv[2], "tables")
+if config["rows"] > 5:
+    sys.exit("there are not so many rows")
+folder.mkdir()
+(folder / "headline.txt").write_text("ESM wins: %s" % config["note"])
+(folder / "results.csv").write_text(f'method,score,"note, quoted"\\nESM,{1 / 3},"%s"\\n' % config["note"].replace('"', '""'))
+"""
+
+
+def test_suites_show_their_tables_and_failed_stages_why(tmp_path: Path, browser: Any, page: Callable[..., Any]) -> None:
+    lab = tmp_path / "staged"
+    lab.mkdir()
+    config = {"name": "small", "rows": 1, "note": ATTACK}
+    suite = {"suite": {"config": "config.json", "run_name_prefix": "tiny", "stages": ["mine"], "datasets": [
+        {"name": "few"}, {"name": "many", "edits": ["rows@set=99"]}]}}  # fmt: skip
+    for name, text in (("lab.yaml", STAGED), ("mine.py", MINE), ("config.json", json.dumps(config)),
+                       ("suite.json", json.dumps(suite))):  # fmt: skip
+        (lab / name).write_text(text)
+    argv = command("suite", "--lab", lab, "--config", "suite.json", "--slots", "2", "--id", "first")
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=lab)
+    assert done.returncode == 1, done.stderr
+    server = page(lab)
+    browser.visit(server.url)
+    for width in (1280, 390):
+        browser.visit(server.base + "#/pipelines", width=width)
+        browser.wait_for("document.querySelector('.pipelines table.plain') !== null")
+        cells = browser.js("[...document.querySelectorAll('.pipelines table.plain td')].map((one) => one.textContent)")
+        assert "ESM" in cells
+        assert "0.3333" in cells
+        assert any("<script>" in cell for cell in cells)
+        assert "ESM wins: " in text_of(browser, ".pipelines .said")
+        assert "exit code 1" in text_of(browser, ".stage.failed .why")
+        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+        browser.js("document.querySelectorAll('.pipelines details').forEach((one) => (one.open = true))")
+        browser.js(
+            "[...document.querySelectorAll('.pipelines .links button')].find((one) => one.textContent.endsWith('.json')).click()"
+        )
+        browser.wait_for("document.querySelector('.pipelines pre.log') !== null")
+        assert_calm(browser, server.base)
+
+
+def test_no_column_of_a_narrow_page_is_a_few_letters_wide(
+    judged: Any, making: Any, browser: Any, page: Callable[..., Any]
+) -> None:
+    making.fill_judged(judged, 3)
+    with judged.ledger.write():
+        judged.record.record_agent(
+            AgentAskedEvent(call="one", log="one.jsonl", n=2, attempt=1, parent=None, cli="command")
+        )
+        judged.record.propose(
+            "agent", ["train.learning_rate@set=0.00123", "model.width@set=128"],
+            "the best three runs have a rate near 0.005; test the neighbourhood with more width",
+            source="agent:one:0",
+        )  # fmt: skip
+    server = page(judged.lab)
+    browser.visit(server.url)
+    browser.visit(server.base + "#/agents", width=390)
+    browser.wait_for("document.querySelector('.call-box code') !== null")
+    assert "interrupted" in text_of(browser, ".call-box summary")  # nobody waits for it: no engine runs
+    for place in ("agents", "now", "judge", "lineage", "record"):
+        browser.visit(f"{server.base}#/{place}", width=390)
+        browser.wait_for("document.querySelectorAll('main code, main td').length > 3")
+        narrow = browser.js(
+            "[...document.querySelectorAll('main td, main td code')].filter((one) => one.textContent.length > 12 &&"
+            " one.getBoundingClientRect().width > 0 && one.getBoundingClientRect().width < 60).map((one) => one.textContent)"
+        )
+        assert narrow == [], place
+
+
+def test_versions_show_their_notes_and_pictures(tmp_path: Path, browser: Any, page: Callable[..., Any]) -> None:
+    lab = tmp_path / "fish"
+    for version in (1, 2):
+        folder = lab / f"experiments/v{version}"
+        (folder / "artifacts").mkdir(parents=True)
+        (folder / f"dev_v{version}.md").write_text(f"# Version {version}\n\nA longer horizon. {ATTACK}\n")
+        (folder / "artifacts/curve.png").write_bytes(PNG)
+    (lab / "lab.yaml").write_text("study: swim\nlaunch: {command: ['true']}\nbase: base.json\n")
+    (lab / "base.json").write_text("{}")
+    ledger = Ledger(lab / ".looplab/ledger.db")
+    StudyLedger(ledger, "swim").open("score", "max")
+    with ledger.write():
+        for version, value in ((1, 0.5), (2, 0.7317)):
+            begun = VersionBegunEvent(
+                attempt=1, branch=f"v{version}", base="0" * 40, onto="main", folder=f"experiments/v{version}"
+            )
+            measured = VersionMeasuredEvent(ask=1, metric="score", value=value, values=[], fingerprint="0")
+            for event in (begun, measured):
+                ledger.record(event, "iterate", f"v{version}")
+        ledger.record(VersionJudgedEvent(verdict="keep", why="better by 0.23", n=40), "iterate", "v2")
+        ledger.record(VersionChampionEvent(why="better by 0.23"), "iterate", "v2")
+        write_table(ledger, [event for event in ledger.events() if is_about_versions(event)])
+    ledger.close()
+    server = page(lab)
+    browser.visit(server.url)
+    for width in (1280, 390):
+        browser.visit(server.base + "#/lineage", width=width)
+        browser.wait_for("document.querySelectorAll('.card.version img').length === 2")
+        browser.wait_for("[...document.querySelectorAll('.card.version img')].every((one) => one.naturalWidth > 0)")
+        newest = text_of(browser, ".card.version.champion")
+        assert "v2" in newest
+        assert "0.7317" in newest
+        assert "A longer horizon." in newest
+        assert "<script>" in newest  # as text
+        assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+        assert_calm(browser, server.base)

@@ -6,26 +6,43 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import PATIENCE_S
 
+import looplab.report
 import looplab.ui
+from looplab.cli import top
+from looplab.cli.serving import snapshot
+from looplab.cli.top import BACK, KEYS
 from looplab.config.lab import load_lab
 from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
 from looplab.measure.base import Curve
+from looplab.report import judged as judged_facts
+from looplab.report import overview
+from looplab.report.fanova import LABEL as FANOVA_LABEL
+from looplab.report.html import STATES
+from looplab.report.importance import LABEL
 from looplab.report.judged import points
+from looplab.report.language import in_each, language_of_terminal, t, texts
+from looplab.report.overview import NEEDS
 from looplab.ui.curves import CurveCache, CurveRequest, RunCurves, draw
 from looplab.ui.files import HeldOutFilter, read_log
 from looplab.ui.model import CORE, Revisions
 from looplab.ui.security import AccessRules, host_of
 
 WEB = Path(looplab.ui.__file__).parent / "web"
+ASSETS = Path(looplab.report.__file__).parent / "assets"
 READS = ("lab", "changes", "now", "run", "compare", "importance", "judge", "agents", "versions", "pipelines", "record",
          "log", "curves")  # fmt: skip
 SECRET = 0.8712345
@@ -134,13 +151,19 @@ def test_reading_changes_nothing_in_the_lab(judged_full: Any, serve: Callable[..
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 3)), max_size=40), st.data())
 def test_differences_add_up_to_the_whole(changes: list[tuple[str, int]], data: st.DataObject) -> None:
-    kept, seen, heard = Revisions(), {}, 0
+    kept, heard = Revisions(), 0
+    seen: dict[str, int] = {}
+
+    def since(revision: int) -> dict[str, int]:
+        return dict(json.loads(kept.since(revision)))
+
     for revision, (key, value) in enumerate(changes, 1):
-        kept.put(key, value, revision)
+        kept.put(key, (key, value), revision)
         if data.draw(st.booleans()):
-            seen |= dict(kept.since(heard))
+            seen |= since(heard)
             heard = revision
-    assert seen | dict(kept.since(heard)) == dict(kept.since(0)) == dict(changes)
+    assert seen | since(heard) == since(0) == dict(changes) == dict(kept)
+    assert all(kept.get(key) == [key, value] and key in kept for key, value in dict(changes).items())
 
 
 def test_a_page_that_asks_for_differences_knows_what_a_fresh_one_knows(maker: Any, serve: Callable[..., Any]) -> None:
@@ -219,6 +242,49 @@ def test_ten_thousand_runs_are_answered_before_their_configs_are_read(big: Any, 
         assert later["rows"] == later["cells"] == []
 
 
+def test_ten_thousand_runs_take_little_memory_and_nothing_of_the_engine(big: Any, page: Callable[..., Any]) -> None:
+    server = page(big.lab)
+    run = big.record.runs(limit=1)[0].id
+
+    def ask(name: str, **query: str) -> Any:
+        words = urlencode({"study": "tiny", "run": run, "runs": run, **query})
+        request = Request(f"{server.base}api/{name}?{words}", headers={"x-looplab-token": server.token})
+        return json.loads(urlopen(request, timeout=PATIENCE_S).read())
+
+    def megabytes() -> float:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024 / 1e6
+
+    ask("versions")
+    before = megabytes()
+    found = ask("changes")
+    while not found["complete"]:
+        found = ask("changes", after=str(found["next"]), epoch=found["epoch"])
+    for name in READS:
+        ask(name)
+    grown = megabytes() - before
+    assert grown < 17, f"{grown:.1f} MB more than before the first run was read"
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert not re.search(r"/(numpy|scipy|pandas|pyarrow|torch)/", maps)
+
+
+def test_a_page_that_only_reads_imports_nothing_of_the_engine(judged_full: Any) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from looplab.cli import labs, serving\n"
+        "from looplab.ui import model, pages, server\n"
+        "lab = labs.open_record(Path(sys.argv[1]))\n"
+        "read = model.LabModel(lab, find_study=labs.find_study, engine_pid=serving.engine_pid)\n"
+        "pages.now_page(read, 'tiny', since=0), pages.agents_page(read, 'tiny'), pages.judge_page(read, 'tiny')\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, judged_full.lab], capture_output=True, text=True, check=True)
+    engine = ("looplab.loop.setup", "looplab.loop.engine", "looplab.launch.local", "looplab.decide.agent",
+              "looplab.agents.run", "looplab.judge.judge", "numpy", "rich")  # fmt: skip
+    assert not set(done.stdout.split()) & set(engine)
+
+
 def test_a_replaced_ledger_and_a_changed_lab_file_start_the_page_over(
     maker: Any, serve: Callable[..., Any], until: Any
 ) -> None:
@@ -266,6 +332,8 @@ def test_the_held_out_metric_is_in_no_answer(judged: Any, serve: Callable[..., A
         assert "nothing special" in bodies["log"]
         assert "eval/loss" in bodies["curves"]
         assert "metrics.jsonl" in bodies
+    bodies["the exported page"] = snapshot(load_lab(judged.lab))
+    assert run.id in bodies["the exported page"]
     assert [name for name, body in bodies.items() if str(SECRET)[:7] in body] == []
 
 
@@ -410,6 +478,16 @@ def test_seeds_of_a_config_are_one_series(judged_full: Any, serve: Callable[...,
 # -- verdicts
 
 
+def test_the_sentences_of_the_judge_have_honest_digits(judged_full: Any) -> None:
+    def digits(number: str) -> int:
+        return len(number.partition("e")[0].replace(".", "").lstrip("0"))
+
+    sentences = [str(evidence["why"]) for evidence in judged_full.record.verdicts().values()]
+    assert max(digits(one) for text in sentences for one in re.findall(r"\d+\.\d+(?:e-\d+)?", text)) <= 4
+    found = [re.search(r"p ([\d.e-]+), needed ([\d.e-]+)", text) for text in sentences]
+    assert max(digits(one) for match in found if match for one in match.groups()) <= 2
+
+
 def test_a_verdict_comes_with_its_evidence_and_its_bar(judged_full: Any, serve: Callable[..., Any]) -> None:
     with serve(judged_full.lab) as client:
         found = client.get("judge", study="tiny")
@@ -422,10 +500,10 @@ def test_a_verdict_comes_with_its_evidence_and_its_bar(judged_full: Any, serve: 
         assert {one["rival"] for one in page["replicates"]} == {True, False}
         now = client.get("now", study="tiny")
         assert now["judge"]["champion"] == found["judge"]["champion"]
-        assert now["since"]["tried"] == 12
+        assert now["happened"]["tried"] == 12
         later = client.get("now", study="tiny", since=now["seq"])
-        assert later["since"]["tried"] == later["since"]["ended"] == 0
-        assert later["since"]["new_champion"] is None
+        assert later["happened"]["tried"] == later["happened"]["ended"] == 0
+        assert later["happened"]["champion"] is None
         record = client.get("record", limit=5)
         assert record["chain"] == {"checked": judged_full.ledger.head()[0], "broken": None}
         assert [one["seq"] for one in record["events"]] == sorted(
@@ -527,16 +605,63 @@ def test_the_page_never_writes_text_as_html() -> None:
 
 
 def test_every_text_of_the_page_has_a_translation_with_the_same_values() -> None:
-    texts = json.loads((WEB / "zh.json").read_text(encoding="utf-8"))
-    used: set[str] = set()
-    for path in WEB.glob("*.js"):
+    translated = texts("zh")
+    used = {KEYS, BACK, LABEL, FANOVA_LABEL, *NEEDS.values(), *STATES}
+    for path in (*WEB.glob("*.js"), *ASSETS.glob("*.js"), *ASSETS.with_name("html").glob("*.js")):
         used |= set(re.findall(r'(?<![\w.])t\(\s*"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8")))
-    assert used - set(texts) == set()
+    for path in (Path(judged_facts.__file__), Path(overview.__file__), Path(top.__file__)):
+        used |= set(re.findall(r'(?<![\w.])t\(\s*"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8")))
+    assert used - set(translated) == set()
 
     def values(text: str) -> set[str]:
         return set(re.findall(r"\{(\w+)\}", text))
 
-    assert [key for key, text in texts.items() if not values(text) <= values(key)] == []
+    assert [key for key, text in translated.items() if not values(text) <= values(key)] == []
+
+
+def test_a_text_is_said_in_the_language_of_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "{n} {n|run|runs} failed"
+    assert [t(key, n=1), t(key, n=2)] == ["1 run failed", "2 runs failed"]
+    assert in_each(lambda: t(key, n=2)) == {"en": "2 runs failed", "zh": "2 个运行失败"}
+    assert t("nobody translated this {x}", x=3) == "nobody translated this 3"
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert language_of_terminal() == "zh"
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    assert language_of_terminal() == "en"
+
+
+def test_the_model_is_asked_by_one_bounded_process_and_its_answer_is_kept(
+    maker: Any, serve: Callable[..., Any], until: Callable[..., Any], tmp_path: Path
+) -> None:
+    count = tmp_path / "count"
+    script = (
+        "import json, sys; open(sys.argv[1], 'a').write('x'); print(json.dumps({'belief': {'study': sys.argv[2]}}))"
+    )
+    argv = (sys.executable, "-c", script, str(count))
+    maker.train(proposer="base")
+    with serve(maker.lab, slices=lambda study: (*argv, study)) as client:
+        assert client.get("slices", study="tiny") == {"belief": {"study": "tiny"}, "ended": 1}
+        client.get("slices", study="tiny")
+        assert count.read_text() == "x"
+        maker.train()
+        until(lambda: client.get("slices", study="tiny")["ended"] == 2)
+        assert count.read_text() == "xx"
+    with serve(maker.lab, slices=lambda _: (sys.executable, "-c", "raise SystemExit(1)")) as client:
+        assert client.client.get("/api/slices", params={"study": "tiny"}).json()["error"].startswith("the model failed")
+    with serve(maker.lab) as client:
+        assert client.client.get("/api/slices", params={"study": "tiny"}).status_code == 400
+
+
+def test_a_part_of_a_curve_is_sent_with_finer_buckets(maker: Any, serve: Callable[..., Any]) -> None:
+    run = maker.train(losses=[float(n % 7) for n in range(4000)], proposer="base")
+    with serve(maker.lab) as client:
+        query = {"study": "tiny", "runs": run.id, "metrics": '["eval/loss"]', "points": 100}
+        whole = client.get("curves", **query)["charts"][0]
+        part = client.get("curves", **query, low=1000, high=1050)["charts"][0]
+    assert not whole["exact"]
+    assert part["exact"]
+    assert len(whole["x"]) == 100
+    assert part["x"] == list(range(1000, 1051))
 
 
 @given(st.text(max_size=40))

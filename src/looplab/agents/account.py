@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from looplab.agents.base import Answer, Limits, TokenPrice, Usage
+from looplab.agents.base import Answer, Limits, Summary, TokenPrice, Usage
+from looplab.agents.log import read_usage
+from looplab.ledger.view import StudyView
 
 
 def plus(one: Usage, other: Usage) -> Usage:
@@ -181,3 +184,15 @@ class Account:
         """Read an account, possibly written by an older version with fewer fields."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         return cls(**known)
+
+
+def account_of(study: StudyView) -> Account:
+    """Return what agents have cost in this study."""
+    account = Account()
+    for call in study.agent_calls():
+        answer = call["answer"]
+        if answer is not None:
+            usage = read_usage(answer["usage"])
+            seconds, attempts = answer.get("seconds", 0.0), answer.get("attempts", 1)
+            account = account.add(Answer(answer["ok"], "", "", usage, None, Summary(), seconds, attempts, None, Path()))
+    return account

@@ -47,6 +47,8 @@ CODE = IMPORTED | {
 OWN_FOLDERS = {"outputs", "agent_runs", "runs", "wandb", "mlruns"}
 """Top-level folders of a lab that runs and looplab itself write to."""
 IGNORED_FOLDERS = {"__pycache__", "node_modules"}
+TEMPORARY = ".tmp-"
+"""Start of the names that the engine's files have while they are written; they come and go during a call."""
 POINTERS = ("LATEST", "BEST")
 MODELS = "models"
 NEWEST = 5_000
@@ -144,6 +146,10 @@ class FileSnapshot:
                 room -= len(content)
                 self._contents[path] = content
 
+    def has(self, path: Path) -> bool:
+        """Return whether this file was there."""
+        return str(path) in self._stamps
+
     def changes(self) -> list[GuardedChange]:
         """Return the files that have changed since the snapshot."""
         found = []
@@ -229,7 +235,7 @@ class FileSnapshot:
         deadline = time.monotonic() + TIME_S
         visited: set[str] = {str(path) for path in self.guarded.ignored}
         for path in self._paths():
-            if path in visited:
+            if path in visited or os.path.basename(path).startswith(TEMPORARY):
                 continue
             visited.add(path)
             if len(visited) > MAX_FILES or time.monotonic() > deadline:
@@ -405,7 +411,7 @@ class CallGuard:
             Why the answer is void; None if it is valid.
         """
         changes = [change for change in self._changes if not self._is_explained(record, change)]
-        changes += self._wrong_pointers(record)
+        changes += self._wrong_pointers(record) + self._spoilt_models(record)
         complete = self._confinement.is_complete
         blamed = [change for change in changes if not complete or self._is_writable(change.path)]
         others = [change for change in changes if change not in blamed]
@@ -449,6 +455,9 @@ class CallGuard:
         files = [change for change in blamed if change.path not in points]
         restored = self._snapshot.restore(files, self._lab / ".looplab" / QUARANTINE / call)
         for change in blamed:
+            if restored.get(change.path) is False and change.path.parent == real_path(self._outputs) / MODELS:
+                aside = self._lab / ".looplab" / QUARANTINE / call / _relative(change.path, self._lab)
+                restored[change.path] = self._copy_again(record, change.path, aside)
             if change.path in points:
                 _put_aside(change.path, self._lab / ".looplab" / QUARANTINE / call / change.path.name)
                 folder.point(self._outputs, change.path.name, points[change.path])
@@ -472,6 +481,34 @@ class CallGuard:
         recorded = record.kept_files() if run == MODELS else record.recorded_files(run)
         name = "/".join((run, *rest) if run == MODELS else rest)
         return name in recorded and folder.hash_file(path) == recorded[name]
+
+    def _spoilt_models(self, record: StudyLedger) -> list[GuardedChange]:
+        """Return the copies of checkpoints that looplab made during the call and that have changed since."""
+        if self._snapshot is None:
+            return []
+        found = []
+        for name, digest in record.kept_files().items():
+            path = real_path(self._outputs) / name
+            is_new = path.parent.name == MODELS and not self._snapshot.has(path)
+            if is_new and os.path.lexists(path) and folder.hash_file(path) != digest:
+                found.append(GuardedChange(path, "changed"))
+        return found
+
+    def _copy_again(self, record: StudyLedger, path: Path, aside: Path) -> bool:
+        """Copy the checkpoint of a run again that was kept as this file; return False if it is not there any more."""
+        digest = record.kept_files().get(f"{MODELS}/{path.name}")
+        temporary = path.with_name(f".tmp-{path.name}")
+        try:
+            about = load_json(read_bounded(path.with_suffix(".json"), MAX_HASHED_BYTES))
+            source = real_path(self._outputs / str(about["model_path"]))
+            if digest is None or folder.hash_file(source) != digest:
+                return False
+            (_copy_aside if _is_plain_file(str(path)) else _put_aside)(path, aside)
+            shutil.copyfile(source, temporary)
+            os.replace(temporary, path)
+        except (OSError, UntrustedError, LookupError, TypeError):
+            return False
+        return folder.hash_file(path) == digest
 
     def _wrong_pointers(self, record: StudyLedger) -> list[GuardedChange]:
         if self._confinement.is_complete:

@@ -88,16 +88,17 @@ def init(
     knobs. `looplab init RECIPE FOLDER` copies a recipe.
     """
     from looplab.cli import onboarding, recipes
+    from looplab.cli.objective import goal_of
 
     found = words or ["quickstart"]
     if onboarding.wants(found):
-        onboarding.init(found, objective, onboarding.goal_of(smaller, larger), name, json, then_try=then_try)
+        onboarding.init(found, objective, goal_of(smaller, larger), name, json, then_try=then_try)
         if then_try:
             onboarding.try_once(None, None, [], None, None, False, json)
         return
-    recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
     if words is None and not json:
-        onboarding.suggest_scripts(Path.cwd())
+        onboarding.suggest_scripts(Path.cwd())  # before the recipe adds scripts of its own
+    recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -122,10 +123,10 @@ def try_(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run the base config once and show what it measures, where, and how noisy that is.
+    """Run the base config once and show what it measures.
 
-    The run belongs to no study: nothing is compared with it. A long one is stopped, and shows what it has measured so
-    far.
+    Also where it was measured, and how noisy it is. The run belongs to no study: nothing is compared with it. A long
+    one is stopped, and shows what it has measured so far.
     """
     from looplab.cli import onboarding
     from looplab.config.lab import parse_duration
@@ -150,9 +151,9 @@ def objective(
     json: Json = False,
 ) -> None:
     """Write the objective to the lab file."""
-    from looplab.cli import onboarding
+    from looplab.cli import objective as objectives
 
-    onboarding.objective(lab, study, metric, onboarding.goal_of(smaller, larger), at, json)
+    objectives.objective(lab, study, metric, objectives.goal_of(smaller, larger), at, json)
 
 
 @app.command()
@@ -684,7 +685,7 @@ def ui(
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Serve the live page of a lab, until Ctrl-C; or write pages that need no server.
+    """Serve the live page of a lab, or write it as files.
 
     It only reads, unless --allow-control is given. The printed address has a token, also on this machine alone.
     """

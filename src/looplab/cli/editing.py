@@ -47,11 +47,13 @@ def check(
     from looplab.cli import mending
     from looplab.cli.planning import show_command
     from looplab.loop.preview import base_command
+    from looplab.pipeline.plan import missing_artifacts
 
     lab = open_lab(folder)
     studies = [lab.study(name)] if name else list(lab.studies.values())
     found = mending.preview(lab, studies) if mended is None else None
     checked = []
+    missing: list[str] = []
     for study in studies:
         try:
             setup = check_study(
@@ -64,6 +66,9 @@ def check(
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         with lab.at(study, "launch"):
             commands = {base.name: base_command(setup, base) for base in setup.bases}
+        artifacts = [missing_artifacts(lab.folder, study, base.config, base.name) for base in setup.bases]
+        missing += (warnings := [warning for warning in artifacts if warning is not None])
+        warnings = [*agent_warnings(study, lab.folder), *warnings]
         checked.append(
             {
                 "study": study.name,
@@ -75,7 +80,7 @@ def check(
                 "commands": {name: command.as_dict() for name, command in commands.items()},
                 "knobs": {base.name: setup.guard.knob_values(base.config) for base in setup.bases},
                 "seed": setup.seed_route,
-                "warnings": agent_warnings(study, lab.folder),
+                "warnings": warnings,
             }
         )
         if json:
@@ -86,7 +91,7 @@ def check(
         for note in setup.notes:
             output.say(f"  note: {note}")
         output.say(f"  {_seed_line(setup)}")
-        for warning in agent_warnings(study, lab.folder):
+        for warning in warnings:
             output.say(f"  WARNING: {warning}")
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
@@ -111,7 +116,7 @@ def check(
         return
     if found is not None:
         mending.say_preview(found)
-    noted = (found.fixes or found.doubts) if found is not None else (mended or {}).get("doubts")
+    noted = missing or ((found.fixes or found.doubts) if found is not None else (mended or {}).get("doubts"))
     output.say("all checks passed; see the notes above" if noted else "all is well")
 
 

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from looplab import signals
+from looplab.agents.account import account_of
 from looplab.agents.adapters import find_adapter
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading
 from looplab.config.files import write_atomic
 from looplab.config.lab import LabConfig, read_state_dir
-from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
 from looplab.iterate.overview import VersionFacts, gates_in_words, overview, verdict_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import JOBS_SUFFIX
 from looplab.runs.folder import study_folder
+
+
+def how_to_continue(why: str) -> str:
+    """Return what to call after a study ended because its rounds or runs are done; empty: it ended otherwise."""
+    done = re.match(r"all (\d+) (round|run)\(s\) are done", why)
+    return f"; `looplab run --{done[2]}s {int(done[1]) + 1}` would continue" if done else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +44,9 @@ def open_lab(folder: Path | None) -> LabConfig:
 
 def find_study(lab: LabConfig, name: str | None) -> StudyConfig:
     """Return a study of the lab, or `<study>.jobs`: the study of the commands submitted to it."""
-    from looplab.loop.submitting import jobs_study
-
     if name is not None and name not in lab.studies and name.endswith(JOBS_SUFFIX):
+        from looplab.loop.submitting import jobs_study  # with the engine's rooms, which `ui` and `status` do without
+
         return jobs_study(lab, lab.study(name.removesuffix(JOBS_SUFFIX)))
     return lab.study(name)
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from looplab import signals
-from looplab.agents.account import Account
+from looplab.agents.account import Account, account_of
 from looplab.cli import output
 from looplab.cli.labs import LabContext, find_study, open_context, open_for_reading, open_lab, open_record
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
-from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.roles import Role
 from looplab.ledger.study import StudyLedger
@@ -27,6 +26,7 @@ from looplab.ledger.versions import read_versions
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
+from looplab.measure.digits import with_spread
 from looplab.pipeline.overview import pipelines_of
 from looplab.runs import folder as run_folder
 from looplab.runs.clock import format_seconds
@@ -239,7 +239,7 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
             for one in record.configurations()
         ],
         "used": asdict(record.shared_usage(totals)),
-        "agents": _agent_account(record).to_dict(),
+        "agents": account_of(record).to_dict(),
         "agent_calls": _agent_calls(record),
         "ended_early": record.failed_because(),
         "waiting": record.count_waiting(),
@@ -267,15 +267,6 @@ def _alarms(record: StudyLedger, judged: Judged | None) -> tuple[str, ...]:
     return alarms_of(record, judged)
 
 
-def _agent_account(record: StudyLedger) -> Account:
-    """Cost of the study's agents so far."""
-    if not record.agent_calls():
-        return Account()
-    from looplab.decide.agent import account_of  # slow import
-
-    return account_of(record)
-
-
 def _agent_calls(record: StudyLedger) -> dict[str, Any]:
     """Number of agent calls, and the latest ones without a usable answer."""
     calls = record.agent_calls()
@@ -289,6 +280,8 @@ def _agent_calls(record: StudyLedger) -> dict[str, Any]:
 
 
 def _is_unreachable(run_dir: Path) -> bool:
+    from looplab.launch.local import Where, read_exit, read_process, where_is
+
     record_dir = record_folder(run_dir)
     return where_is(read_process(record_dir), record_dir) is Where.ELSEWHERE and read_exit(record_dir) is None
 
@@ -349,7 +342,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         output.say(f"  {point.run.id} over all its seeds: {point.shown}")
     if believed is not None and belief is not None:
         rank = ", the best of all configs" if believed is belief.best[0] else ""
-        output.say(f"  the model believes: {believed.mean:.5g} ± {believed.sd:.2g}{rank}")
+        output.say(f"  the model believes: {with_spread(believed.mean, believed.sd)}{rank}")
     if evidence is not None:
         of = f" of {point.run.id}" if point and point.run.id != run.id else ""
         output.say(f"  verdict{of}: {evidence['verdict']}. {evidence['why']}")

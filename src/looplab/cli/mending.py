@@ -9,7 +9,8 @@ from looplab.cli import output
 from looplab.cli.labs import open_lab
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
-from looplab.onboard.mend import Mending, find_mending
+from looplab.onboard.mend import find_mending
+from looplab.onboard.mend_files import Mending
 
 
 def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from looplab.untrusted import clean_line, clean_text, dump_json, escape_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from looplab.runs.logs import LogStream
 
 COLOURS = {
@@ -20,6 +22,10 @@ COLOURS = {
     "running": "cyan", "queued": "yellow", "planned": "dim", "keep": "green", "discard": "red",
     "inconclusive": "yellow",
 }  # fmt: skip
+LAST_COLUMN = 24
+"""Fewest characters for the last column of a table, which often has sentences; with fewer it is printed below."""
+NARROWEST = 6
+"""Fewest characters to which a column is narrowed."""
 
 
 def is_terminal() -> bool:
@@ -141,13 +147,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
         from rich.table import Table
         from rich.text import Text
 
+        console = Console()
+        widths = [max(Text(line[i]).cell_len for line in [columns, *listed]) for i in range(len(columns))]
+        before_last = sum(widths[:-1]) + 2 * (len(columns) - 1)
+        if before_last + widths[-1] > console.width and before_last + LAST_COLUMN > console.width and len(columns) > 2:
+            _stacked_table(console, columns, listed, title)
+            return
         drawn = Table(title_justify="left", header_style="bold", box=None, pad_edge=False)
         drawn.title = None if title is None else Text(title)
         for name in columns:
             drawn.add_column(Text(name), overflow="fold")
         for row in listed:
             drawn.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
-        Console().print(drawn)
+        console.print(drawn)
         return
     if title:
         print(title)
@@ -155,6 +167,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
     for line in [list(columns), *listed]:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     sys.stdout.flush()
+
+
+def _stacked_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
+    """Print a table for which the terminal is too narrow: the last column below each row."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    widths = [max(Text(line[i]).cell_len for line in [columns, *rows]) for i in range(len(columns) - 1)]
+    while (
+        sum(widths) + 2 * (len(widths) - 1) > console.width and max(widths[1:]) > NARROWEST
+    ):  # not the name of the row
+        widths[widths.index(max(widths[1:]), 1)] -= 1
+    if title is not None:
+        console.print(Text(title, style="italic"))
+    for number, row in enumerate([columns, *rows]):
+        drawn = Table(show_header=False, box=None, pad_edge=False)
+        for width in widths:
+            drawn.add_column(width=width, overflow="fold")
+        drawn.add_row(*(Text(cell, style=COLOURS.get(cell, "") if number else "bold") for cell in row[:-1]))
+        console.print(drawn)
+        if number and row[-1]:
+            console.print(Padding(Text(row[-1], style="dim"), (0, 0, 0, 4)))
 
 
 def cell(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from looplab.cli.editing import preview_decision
 from looplab.cli.labs import LabContext, open_context
-from looplab.cli.onboarding import set_objective
+from looplab.cli.objective import set_objective
 from looplab.config.edits import parse_edit
 from looplab.config.lab import load_lab
 from looplab.decide.base import Proposal

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab
+from looplab.cli.labs import how_to_continue, open_lab
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.judge.simulate import power
@@ -25,6 +25,8 @@ from looplab.loop.session import check_study, count_from_now, options_to_resume,
 from looplab.loop.setup import RunOptions, Setup, missing_for_formal
 from looplab.report.judged import judged_now
 
+SHOWN_SLOTS = 8
+"""More slots than this are shown as the first and the last one, and their number."""
 DEFAULT_RUNS = 120
 """Runs that `--power` assumes where the study has no budget."""
 
@@ -107,8 +109,10 @@ def show_plan(
     if json:
         output.print_json(_as_dict(setup, found, missing))
         return
-    slots = ", ".join(s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots)
-    output.say(f"study {study.name}, slots: {slots}")
+    slots = [s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots]
+    if len(slots) > SHOWN_SLOTS:
+        slots[1:-1] = [f"… ({len(slots)} in all)"]
+    output.say(f"study {study.name}, slots: {', '.join(slots)}")
     for note in (*setup.notes, *found.notes):
         if found.why_none is None or not note.endswith(found.why_none):  # reported below
             output.say(f"note: {note}")
@@ -127,7 +131,7 @@ def show_plan(
             for note in planned.plan.notes:
                 output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:
-        output.say(f"no runs would be planned: {found.why_none}")
+        output.say(f"no runs would be planned: {found.why_none}{how_to_continue(found.why_none)}")
     for ask in found.asks:
         output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {ask.runs_at_most} run(s)")
     if found.undecided and not found.asks:

@@ -48,7 +48,9 @@ def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -
 
 
 def export_pages(folder: Path | None, to: Path, json: bool) -> None:
-    """Write a self-contained page of each study, and an index of them, for people without access to the lab."""
+    """Write the live page as it is now, a report of each study, and an index, for people without access to the lab."""
+    from looplab.cli import serving
+
     lab = open_lab(folder)
     ledger = open_for_reading(lab)
     written, listed = [], []
@@ -60,11 +62,12 @@ def export_pages(folder: Path | None, to: Path, json: bool) -> None:
             write_atomic(page, reports.study_page(facts, study, shared=True).encode("utf-8", "replace"))
             written.append(page)
             listed.append(facts)
-        index = to / "index.html"
-        write_atomic(index, pages.index_page(lab.folder.name, listed).encode("utf-8", "replace"))
+        index, live = to / "index.html", to / "live.html"
+        write_atomic(live, serving.snapshot(lab).encode("utf-8", "replace"))
+        write_atomic(index, pages.index_page(lab.folder.name, listed, live=live.name).encode("utf-8", "replace"))
     except OSError as error:
         raise LabError(f"cannot write: {error.strerror or error}", file=to) from None
-    files = [index, *written]
+    files = [index, live, *written]
     if json:
         output.print_json({"files": [str(path) for path in files]})
         return

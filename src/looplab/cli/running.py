@@ -13,7 +13,7 @@ from typing import Any
 
 from looplab import signals
 from looplab.cli import output
-from looplab.cli.labs import LabContext, open_context, open_for_reading, open_lab
+from looplab.cli.labs import LabContext, how_to_continue, open_context, open_for_reading, open_lab
 from looplab.cli.live import LiveScreen, LiveView, Row, ScreenState, time_left
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
@@ -239,7 +239,7 @@ def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> No
 def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str, int]) -> None:
     outputs = setup.lab / "outputs" / setup.study.name
     parts = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
-    output.say(f"\n{parts}" + (f"; {why}" if why else ""))
+    output.say(f"\n{parts}" + (f"; {why}{how_to_continue(why)}" if why else ""))
     if counts.get("failed"):
         bad = record.runs(status="failed", limit=1)[0]
         printed = record_file(outputs / bad.id, "train.log").exists()

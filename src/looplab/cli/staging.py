@@ -170,6 +170,8 @@ def suite(
         began = made.begin(record)
         runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force, record=record)
         say(f"suite {made.id}: {len(runs)} dataset(s), {len(places)} slot(s)   {made.folder}")
+        if (absent := devices.why_missing(places)) is not None:
+            say(f"note: {absent}")
 
         def closed(run: StageRun) -> None:
             if run.state == "failed":

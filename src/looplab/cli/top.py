@@ -10,10 +10,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from looplab import signals
 from looplab.cli import output
@@ -28,7 +28,8 @@ from looplab.measure.run_metrics import RunMetrics
 from looplab.report import wording
 from looplab.report.curves import read
 from looplab.report.judged import VerdictFacts
-from looplab.report.overview import SlotBar, StudyOverview, describe_left, study_overview
+from looplab.report.language import language_of_terminal, speaking, t
+from looplab.report.overview import SlotBar, StudyOverview, describe_left, overview_facts, study_overview
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_file, study_folder
 from looplab.runs.logs import read_tail
@@ -44,6 +45,7 @@ REFRESH_S = 2.0
 POLL_S = 0.05
 """Longest time for reading the metrics of one running run."""
 KEYS = "j k choose   enter log   c curve   a alarms   tab study   q quit"
+BACK = "q back   j k another run"
 COLOURS = {
     **output.COLOURS, "crash": "red", "void": "dim", "replicate": "blue", "agent": "magenta", "imported": "dim",
 }  # fmt: skip
@@ -90,8 +92,14 @@ def top(folder: Path | None, name: str | None, *, once: bool, json: bool, since_
     studies = list(lab.studies.values())
     reader = TopReader(lab, ledger, find_study(lab, name) if name else _liveliest(lab, ledger, studies), since_s)
     if json:
-        output.print_json(_as_dict(reader))
-    elif once or not output.is_terminal() or not sys.stdin.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        output.print_json(overview_facts(reader.overview(), reader.record, reader.metrics.get))
+        return
+    with speaking(language_of_terminal()):
+        _show(reader, studies, once=once)
+
+
+def _show(reader: TopReader, studies: Sequence[StudyConfig], *, once: bool) -> None:
+    if once or not output.is_terminal() or not sys.stdin.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         _console().print(draw(reader.overview(), reader, _width(), None))
     else:
         _Screen(reader, studies).run()
@@ -119,20 +127,6 @@ def _console() -> Console:
     return Console(width=_width(), highlight=False, no_color=None if output.is_terminal() else True, soft_wrap=False)
 
 
-def _as_dict(reader: TopReader) -> dict[str, Any]:
-    seen = reader.overview()
-    facts = asdict(seen)
-    facts["headline"], facts["champion"] = seen.headline, seen.champion_shown
-    facts["happened"]["sentence"] = seen.happened.sentence
-    facts["needs"] = [{**asdict(one), "sentence": one.sentence} for one in seen.needs]
-    facts["running"] = [
-        {**asdict(one), "step": metrics.step, "objective": metrics.objective()}
-        for one in seen.running
-        for metrics in [reader.metrics[one.row.id]]
-    ]
-    return facts
-
-
 # -- drawing
 
 
@@ -148,14 +142,14 @@ def draw(seen: StudyOverview, reader: TopReader, width: int, chosen: str | None)
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_head(seen), Text(f"{seen.headline}.", style="bold")]
+    parts: list[RenderableType] = [_head(seen), Text(seen.headline + t("."), style="bold")]
     ago = format_seconds(reader.since_s)
-    parts.append(Text(f"Last {ago}: {seen.happened.sentence}"))
+    parts.append(Text(t("Last {time}: {what}", time=ago, what=seen.happened.sentence)))
     for alarm in seen.alarms[-3:]:
-        parts.append(Text("ALARM ", style="bold red").append(clean_line(alarm), style="default"))
+        parts.append(Text(t("ALARM") + " ", style="bold red").append(clean_line(alarm), style="default"))
     for need in seen.needs:
         if need.kind != "alarms":
-            parts.append(Text("needs you: ", style="yellow").append(clean_line(need.sentence)))
+            parts.append(Text(t("needs you") + ": ", style="yellow").append(clean_line(need.sentence)))
     parts.append(_budgets(seen, width))
     if seen.lanes:
         parts += [Text(), *_lanes(seen, width)]
@@ -173,10 +167,10 @@ def _head(seen: StudyOverview) -> RenderableType:
 
     state = "no engine" if seen.engine is None else "paused" if seen.paused else "running"
     text = Text().append(f"{clean_line(seen.study)}  ", style="bold")
-    text.append(state, style={"running": "green", "paused": "yellow"}.get(state, "dim"))
+    text.append(t(state), style={"running": "green", "paused": "yellow"}.get(state, "dim"))
     text.append(time.strftime("  %H:%M:%S", time.localtime(seen.at)), style="dim")
-    counts = "  ".join(f"{n} {status}" for status, n in sorted(seen.counts.items(), key=lambda item: -item[1]))
-    text.append(f"  {counts}" + (f"  {seen.waiting} proposed" if seen.waiting else ""))
+    counts = "  ".join(f"{n} {t(status)}" for status, n in sorted(seen.counts.items(), key=lambda item: -item[1]))
+    text.append(f"  {counts}" + ("  " + t("{n} proposed", n=seen.waiting) if seen.waiting else ""))
     if seen.metric is not None:
         text.append(f"  {clean_line(seen.metric)} {seen.champion_shown}", style="bold green")
     return text
@@ -188,12 +182,13 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], wi
     from rich.text import Text
 
     wide = [i for i, name in enumerate(names) if name in ("what", "why")]
-    widths = [max(cell_len(text) for text in (name, *(row[i][0] for row in rows))) for i, name in enumerate(names)]
+    heads = [t(name) if name else "" for name in names]
+    widths = [max(cell_len(text) for text in (name, *(row[i][0] for row in rows))) for i, name in enumerate(heads)]
     room = width - sum(size + 2 for i, size in enumerate(widths) if i not in wide)
     for i in wide:
         widths[i] = min(widths[i], max(8, room // len(wide) - 2))
     drawn = Text(no_wrap=True, overflow="crop")
-    for row in [[(name, "dim") for name in names], *rows]:
+    for row in [[(name, "dim") for name in heads], *rows]:
         for (text, style), size in zip(row, widths, strict=True):
             cut = text if cell_len(text) <= size else set_cell_size(text, size - 1) + "…"
             drawn.append(set_cell_size(cut, size), style=style).append("  ")
@@ -214,16 +209,17 @@ def _budgets(seen: StudyOverview, width: int) -> RenderableType:
         part = None if not one.limit else min(1.0, one.used / one.limit)
         bar = "" if part is None else "▕" + "█" * round(8 * part) + "·" * (8 - round(8 * part)) + "▏ "
         left = describe_left(one)
-        text.append(f"{one.name} ", style="dim").append(bar).append(one.shown + (f", {left}" if left else "") + gap)
+        text.append(f"{t(one.name)} ", style="dim").append(bar).append(one.shown + (f", {left}" if left else "") + gap)
     text.rstrip()
     return text
 
 
 def _lanes(seen: StudyOverview, width: int) -> Iterator[RenderableType]:
     """One line per slot: the last hour, a character for each part of it."""
+    from rich.cells import cell_len
     from rich.text import Text
 
-    label = max(len(lane.name) for lane in seen.lanes[:12])
+    label = max(cell_len(lane.name) for lane in seen.lanes[:12])
     cells = max(20, min(120, width - label - 2))
     begin = seen.at - 3600.0
     for lane in seen.lanes[:12]:
@@ -233,7 +229,9 @@ def _lanes(seen: StudyOverview, width: int) -> Iterator[RenderableType]:
             bar = _bar_at(lane.bars, middle, seen.at, 3600.0 / cells)
             text.append("█" if bar else "·", style=COLOURS.get(bar.kind, "white") if bar else "dim")
         yield text
-    yield Text(" " * (label + 1) + "an hour ago" + "now".rjust(cells - 11), style="dim")
+    begin_at, end_at = t("an hour ago"), t("now")
+    space = " " * max(1, cells - cell_len(begin_at) - cell_len(end_at))
+    yield Text(" " * (label + 1) + begin_at + space + end_at, style="dim")
 
 
 def _bar_at(bars: Sequence[SlotBar], at: float, now: float, width: float) -> SlotBar | None:
@@ -250,7 +248,7 @@ def _running(seen: StudyOverview, reader: TopReader, chosen: str | None, width: 
     rows = []
     for one in seen.running[:20]:
         run, metrics = one.row, reader.metrics[one.row.id]
-        usual = f" of ~{format_seconds(one.usual_s)}" if one.usual_s else ""
+        usual = " " + t("of ~{time}", time=format_seconds(one.usual_s)) if one.usual_s else ""
         cells = (run.slot or "-", output.number(metrics.step, 7), output.number(metrics.objective(), 4),
                  format_seconds(run.seconds) + usual, clean_line(run.proposer, 16))  # fmt: skip
         why = clean_line(wording.plain(run.reason), 300)
@@ -262,7 +260,8 @@ def _running(seen: StudyOverview, reader: TopReader, chosen: str | None, width: 
 def _queue(seen: StudyOverview, width: int) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    yield Text(f"queue: {len(seen.queue)}" + (f" ({seen.blocked})" if seen.blocked else ""), style="dim")
+    blocked = f" ({seen.blocked})" if seen.blocked else ""
+    yield Text(t("queue: {n}", n=len(seen.queue)) + blocked, style="dim")
     rows = [
         [
             (one.name, ""),
@@ -278,9 +277,9 @@ def _queue(seen: StudyOverview, width: int) -> Iterator[RenderableType]:
 def _verdicts(verdicts: Sequence[VerdictFacts], chosen: str | None, width: int) -> RenderableType:
     rows = []
     for one in verdicts[:8]:
-        p = "no test" if one.p is None else wording.number(one.p, 2)
+        p = t("no test") if one.p is None else wording.number(one.p, 2)
         bar = "" if one.bar is None else f" / {wording.number(one.bar, 2)}"
-        verdict = (f"{SIGNS.get(one.verdict, ' ')} {one.verdict}", COLOURS.get(one.verdict, ""))
+        verdict = (f"{SIGNS.get(one.verdict, ' ')} {t(one.verdict)}", COLOURS.get(one.verdict, ""))
         cells = [(text, "") for text in (one.interval, p + bar, str(one.n))]
         rows.append([_mark(one.run, chosen), (one.run, ""), verdict, *cells, (clean_line(one.why, 300), "dim")])
     return _columns(("", "judged", "verdict", "better by, 95 %", "p / bar", "n", "why"), rows, width)
@@ -363,7 +362,7 @@ class _Screen:
             body = bodies[self._view](width, height - 2)
         with console.capture() as captured:
             console.print(body)
-        keys = KEYS if self._view == "main" else "q back   j k another run"
+        keys = t(KEYS) if self._view == "main" else t(BACK)
         text = "\x1b[K\n".join(captured.get().split("\n")[: height - 1])
         sys.stdout.write(f"\x1b[H{text}\x1b[J\x1b[{height};1H\x1b[2m{keys[: width - 1]}\x1b[0m")
         sys.stdout.flush()
@@ -401,8 +400,10 @@ class _Screen:
 
         run = self._row()
         tail = redact_text(read_tail(record_file(self._reader.outputs / run.id, "train.log"), height))
-        text = clean_text(tail).splitlines()[-(height - 1) :] or ["nothing was printed"]
-        return Text(f"{run.id}: {run.status or run.state}\n" + "\n".join(line[:width] for line in text), no_wrap=True)
+        text = clean_text(tail).splitlines()[-(height - 1) :] or [t("nothing was printed")]
+        return Text(
+            f"{run.id}: {t(run.status or run.state)}\n" + "\n".join(line[:width] for line in text), no_wrap=True
+        )
 
     def _curve(self, width: int, height: int) -> RenderableType:
         from rich.text import Text
@@ -413,21 +414,22 @@ class _Screen:
             study.objective.metric if study.objective and study.objective.metric in batch else next(iter(batch), None)
         )
         if metric is None:
-            return Text(f"{run.id} has no curve yet")
+            return Text(t("{run} has no curve yet", run=run.id))
         curve = batch[metric]
         finite = [value for value in curve.values if isfinite(value)]
         lines = braille(curve, max(10, width - 12), max(4, height - 4))
         ends = [wording.number(max(finite, default=None), 4), wording.number(min(finite, default=None), 4)]
         labels = [ends[0], *[""] * (len(lines) - 2), ends[1]]
         drawn = "\n".join(f"{label:>10} {line}" for label, line in zip(labels, lines, strict=True))
-        steps = f"{'':>10} step {wording.number(min(curve.steps), 7)} to {wording.number(max(curve.steps), 7)}"
+        first, last = (wording.number(end(curve.steps), 7) for end in (min, max))
+        steps = f"{'':>10} {t('step {first} to {last}', first=first, last=last)}"
         return Text(f"{run.id}: {clean_line(metric)}\n{drawn}\n{steps}", no_wrap=True)
 
     def _alarms(self, width: int, height: int) -> RenderableType:
         from rich.text import Text
 
         assert self._seen is not None
-        return Text("\n\n".join(map(clean_text, self._seen.alarms)) or "no alarms")
+        return Text("\n\n".join(map(clean_text, self._seen.alarms)) or t("no alarms"))
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -219,9 +219,12 @@ class LaunchConfig(Section):
     command: list[str] = Field(min_length=1)
     """An argv with placeholders such as {python}, {config} and {run_dir}."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Additional environment variables; values may contain the placeholders of `command`."""
     config: ConfigRendering = Field(default_factory=ConfigRendering)
     output_dir: Literal["run", "absent"] = "run"
+    """`run`: {out_dir} is the run folder; `absent`: a folder in it that does not exist yet."""
     timeout: Duration | None = None
+    """Time limit of a run in seconds; None: no limit."""
     grace: Duration = 10.0
     """Seconds between SIGTERM and SIGKILL."""
     cleanup_timeout: Duration = 5.0
@@ -241,8 +244,11 @@ class TieBreak(Section):
     """Metric that decides between runs whose objectives are exactly equal."""
 
     metric: str
+    """Name of the metric, as the trainer logs it."""
     goal: Literal["max", "min"]
+    """Whether larger or smaller values are better."""
     at: At = "last"
+    """Which value of a run counts."""
 
 
 class FurtherObjective(TieBreak):
@@ -257,8 +263,11 @@ class ObjectiveConfig(Section):
     """The metric that the study optimises."""
 
     metric: str
+    """Name of the metric, as the trainer logs it."""
     goal: Literal["max", "min"]
+    """Whether larger or smaller values are better."""
     at: At = "last"
+    """Which value of a run counts."""
     then: TieBreak | None = None
     pareto: list[FurtherObjective] = Field(default_factory=list)
     """Further objectives."""
@@ -289,7 +298,9 @@ class NormaliseConfig(Section):
     """A key that is set to the value of an expression in every config."""
 
     set: str
+    """The key."""
     to: ExpressionText
+    """Its value, computed from the config."""
 
 
 class FidelityConfig(Section):
@@ -325,15 +336,18 @@ class PbtConfig(Section):
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a knob is drawn again instead."""
     seed: int = 0
+    """Seed of the random choices."""
 
 
 class SearchConfig(Section):
     """An optimiser over the knobs as a proposer."""
 
     sampler: Annotated[str, _one_of("samplers", "auto", "tpe", "cmaes", "gp", "random", "grid", "qmc")] = "auto"
+    """`auto`: looplab's own; the others are those of Optuna, or of a plug-in."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of a sampler from a plug-in."""
     seed: int = 0
+    """Seed of the sampler."""
     startup: int | None = Field(None, ge=1)
     """Measured runs before the sampler relies on its model; None: the sampler's default."""
     cost: str | None = None
@@ -356,16 +370,22 @@ class PriceConfig(Section):
     """Dollars per million tokens, for agents that do not report their cost."""
 
     input: float = Field(ge=0)
+    """Dollars per million input tokens."""
     output: float = Field(ge=0)
+    """Dollars per million output tokens."""
     cached_input: float | None = Field(None, ge=0)
+    """Dollars per million cached input tokens; None: as `input`."""
 
 
 class AgentProgram(Section):
     """A coding agent: its program, its limits and what it may do."""
 
     cli: AgentName = "codex"
+    """Which agent."""
     model: str | None = None
+    """Model that it uses; None: its default."""
     binary: str | None = None
+    """Path of its program; None: found on PATH."""
     command: list[str] = Field(default_factory=list)
     """`cli: command`: an argv; without {prompt_file} the prompt is passed on stdin."""
     wall: Duration
@@ -385,6 +405,7 @@ class AgentProgram(Section):
     log_mb: int = Field(16, ge=1)
     """Megabytes of its output to keep in the log, half from the start and half from the end."""
     network: bool = False
+    """Whether its sandbox allows the network."""
     dangerous: bool = False
     """Run without a sandbox and without permission prompts."""
     price: PriceConfig | None = None
@@ -446,6 +467,7 @@ class DivergeConfig(Section):
     """A metric that becomes much worse than its best value."""
 
     metric: str
+    """Metric that is watched."""
     factor: float = Field(10.0, gt=1)
     """How many times worse than its best value so far."""
     after: float = 0.0
@@ -456,6 +478,7 @@ class PlateauConfig(Section):
     """A metric that no longer improves."""
 
     metric: str
+    """Metric that is watched."""
     over: float = Field(gt=0)
     """Steps without progress."""
     least: float = Field(0.0, ge=0)
@@ -466,6 +489,7 @@ class PruneConfig(Section):
     """An Optuna pruner, for any trainer."""
 
     pruner: Literal["median", "asha", "hyperband", "threshold"] = "median"
+    """Which of Optuna's pruners."""
     metric: str | None = None
     """None: the study's objective."""
     startup: int = Field(5, ge=0)
@@ -481,6 +505,7 @@ class PruneConfig(Section):
     min_resource: int = Field(1, ge=1)
     """`asha`, `hyperband`: in rows of the metric."""
     reduction_factor: int = Field(3, ge=2)
+    """`asha`, `hyperband`: one of so many runs is continued."""
     max_resource: int | None = Field(None, ge=1)
     """`hyperband`: in rows of the metric; None: Optuna's `auto`."""
 
@@ -534,6 +559,7 @@ class WatchRule(PluggableSection):
     requeues: int = Field(3, ge=1)
     """Maximum number of consecutive requeues, from one run to the next."""
     note: str | None = None
+    """Text for the notes of the run."""
     alert: AlertConfig | None = None
 
     @model_validator(mode="after")
@@ -565,7 +591,9 @@ class Effect(Section):
     """Smallest improvement that matters; the larger of the two applies."""
 
     absolute: float = Field(0.0, ge=0)
+    """In units of the metric."""
     relative: float = Field(0.0, ge=0)
+    """As a fraction of the champion's mean."""
 
 
 class JudgeConfig(Section):
@@ -628,19 +656,24 @@ class ProbeConfig(Section):
     edits: list[EditText] = Field(default_factory=list)
     """Edits that make the runs short."""
     metric: str = "sps"
+    """Metric of the throughput; larger is better."""
     timeout: Duration = 120.0
+    """Time limit of a run in seconds."""
     stall: Duration = 30.0
     """Seconds without a new row after which a run is stopped."""
     repeats: int = Field(1, ge=1)
+    """Runs of each combination."""
 
 
 class HoldoutConfig(Section):
     """A metric that only the judge reads, and only before a promotion."""
 
     metric: str
+    """Name of the metric; it must not be the objective."""
     goal: Literal["max", "min"] | None = None
     """None: the objective's goal."""
     at: At = "last"
+    """Which value of a run counts."""
     budget: int = Field(10, ge=1)
     """Maximum number of reads in the whole study."""
 
@@ -649,18 +682,26 @@ class SlotsConfig(Section):
     """How many runs train in parallel, and on which devices and cores."""
 
     count: int | None = Field(None, ge=1)
+    """Runs at a time, at most `per_gpu` for each device; None: as many as that, or 1 without devices."""
     gpus: Literal["auto", "none"] | list[int | str] = "auto"
+    """Indices or UUIDs of the devices; `auto`: all of this machine."""
     per_gpu: int = Field(1, ge=1)
+    """Slots on each device."""
     cores: Literal["auto", "none"] | list[str | list[int]] = "auto"
+    """Cores of each slot, as in `[0-3, 4-7]`; `auto`: shared out evenly; `none`: not pinned."""
     share: bool = False
+    """Whether to use devices that other programs use."""
 
 
 class SlurmConfig(Section):
     """Runs as Slurm jobs. Options of sbatch are passed on as they are; None: as the cluster decides."""
 
     partition: str | None = None
+    """Partition of the jobs."""
     account: str | None = None
+    """Account that is charged."""
     qos: str | None = None
+    """Quality of service."""
     gres: str | None = None
     """Devices of a run, as in `gpu:a100:1`; None: as `resources.devices` says."""
     time: str | None = None
@@ -682,7 +723,7 @@ class SlurmConfig(Section):
 
 
 class RayConfig(Section):
-    """Runs on a Ray cluster whose nodes share the lab's folder. What a run needs is in `resources`."""
+    """Runs on a Ray cluster. What a run needs is in `resources`."""
 
     address: str = "auto"
     """Address of the cluster, as `ray.init` takes it; `auto`: the cluster of this machine."""
@@ -694,6 +735,11 @@ class RayConfig(Section):
     """Ray's own description of the environment of the actors, as in `{pip: [looplab]}`."""
     idle: Duration = 60.0
     """Seconds after which the actor of a slot without runs and without an engine ends itself."""
+    folder: str | None = None
+    """Folder on the own disk of each node, for nodes that do not share the lab's disk: runs are executed there and
+    copied back. None: the nodes share the folder of the lab."""
+    copy_mb: int = Field(1024, ge=1)
+    """`folder`: maximum size of what is copied back for a run, in MB; larger files stay on the node."""
 
 
 class ExecutorConfig(PluggableSection):
@@ -704,6 +750,11 @@ class ExecutorConfig(PluggableSection):
     """The executor that is used if the options of several are given; None: the only one, else `local`."""
     slurm: SlurmConfig | None = None
     ray: RayConfig | None = None
+    freeze: bool = True
+    """Whether runs that may wait in a queue run from a copy of the code, made when they are handed over."""
+    environment: list[str] | None = None
+    """Variables of the engine that runs on other machines get, by name or pattern (`HF_*`); None: all, except those
+    that belong to the machine, the terminal or the login of the engine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -739,8 +790,11 @@ class ResourcesConfig(Section):
     """What each run needs, for executors that choose the place; None: as their own options say."""
 
     devices: int | None = Field(None, ge=0)
+    """Number of devices."""
     cores: int | None = Field(None, ge=1)
+    """Number of cores."""
     memory_mb: int | None = Field(None, ge=1)
+    """Memory in megabytes."""
     time: Duration | None = None
     """Seconds after which the scheduler ends the run; None: from `launch.timeout`, with a margin."""
     constraints: dict[str, str] = Field(default_factory=dict)
@@ -766,9 +820,13 @@ class BudgetConfig(Section):
     """Limits of the whole study; None: no limit."""
 
     rounds: int | None = Field(None, ge=1)
+    """Number of rounds."""
     runs: int | None = Field(None, ge=1)
+    """Number of runs."""
     wall: Duration | None = None
+    """Seconds during which an engine runs."""
     device_hours: float | None = Field(None, gt=0)
+    """Hours of devices, or of slots without a device; also written `gpu_hours`."""
     usd: float | None = Field(None, gt=0)
     """Total cost of all agents."""
     tokens: int | None = Field(None, ge=1)
@@ -789,12 +847,15 @@ class MeasureConfig(Section):
     """Where metrics come from and which way they improve."""
 
     sources: Literal["auto"] | list[str] = "auto"
+    """Where to look for metrics, by name of the source; `auto`: everywhere."""
     aliases: dict[str, Texts] = Field(default_factory=dict)
     """Metrics, each with the other names that trainers use for it, in order of preference."""
     groups: dict[str, Texts] = Field(default_factory=dict)
     """Groups of metrics, in which `looplab show` lists them."""
     stdout: Texts = Field(default_factory=list)
+    """Regular expressions with named groups, for printed metrics."""
     goals: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
+    """Direction of further metrics, for tables and reports."""
 
 
 WandbKey = Literal["enable", "mode", "entity", "project", "artifacts", "disable_artifact"]
@@ -804,9 +865,13 @@ class WandbConfig(Section):
     """W&B settings that every run receives."""
 
     mode: Literal["online", "offline", "disabled"] = "offline"
+    """Whether runs are sent to W&B, kept for later, or not tracked."""
     entity: str | None = None
+    """Team or user; None: as the trainer says."""
     project: str | None = None
+    """Project; None: as the trainer says."""
     artifacts: bool = False
+    """Whether trainers may upload artifacts."""
     keys: Literal["auto", "none"] | dict[WandbKey, str] = "auto"
     """The config's own W&B keys, which are set in every run: found by name (`wandb.mode`, `wandb_project`), none,
     or listed here. Trainers pass such keys to `wandb.init`, where they override the environment."""
@@ -837,7 +902,9 @@ class Require(Section):
     """Requirements of a formal run; `--informal` waives them."""
 
     gpu: bool = False
+    """A run needs a device."""
     wandb: Literal["online"] | None = None
+    """A run is tracked online."""
 
 
 STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -884,8 +951,11 @@ class StageConfig(Section):
     outputs: list[Annotated[str, AfterValidator(check_output)]] = Field(default_factory=list)
     """What it writes in the run folder. A stage is complete when it succeeded and all outputs exist."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Additional environment variables."""
     timeout: Duration | None = None
+    """Time limit in seconds; None: no limit."""
     grace: Duration = 10.0
+    """Seconds between SIGTERM and SIGKILL."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> StageConfig:
@@ -944,6 +1014,7 @@ class CaseConfig(Section):
     outputs: list[Annotated[str, AfterValidator(check_output)]] = Field(default_factory=lambda: ["cases/*.md"])
     """Patterns of the files that it writes in the run folder."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Additional environment variables."""
 
 
 def check_stages(stages: Mapping[str, StageConfig]) -> None:
@@ -985,16 +1056,22 @@ class StudyConfig(Section):
     """One question: base configs, knobs, objective, budget, proposers."""
 
     name: Annotated[str, AfterValidator(check_study_name)] = Field(alias="study")
+    """Name of the study; its runs go to `outputs/<study>/`."""
     launch: LaunchConfig
     base: TextsInLab = Field(default_factory=list)
+    """Config files of the first round."""
     modes: dict[str, list[EditText]] = Field(default_factory=dict)
+    """Named lists of edits on the base, for `--mode`."""
     flags: dict[Annotated[str, AfterValidator(check_flag)], str] = Field(default_factory=dict)
     """Config keys that `--steps`, `--log-freq` and `--eval-freq` edit; by default found by their names."""
     objective: ObjectiveConfig | None = None
     knobs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Config keys that proposers may change: path → `{type, low, high, log, step}` or `{choices: [...]}`."""
     normalise: list[NormaliseConfig] = Field(default_factory=list)
     derive: dict[str, ExpressionText] = Field(default_factory=dict)
+    """Keys that are always computed from others."""
     constraints: list[ExpressionText] = Field(default_factory=list)
+    """Expressions that must be true for every config."""
     seed: str | None = None
     """Config key of the random seed; None: found by its name."""
     deterministic: bool = False
@@ -1009,6 +1086,7 @@ class StudyConfig(Section):
     judge: JudgeConfig | None = None
     """None: no verdicts; the best run is only a hint."""
     round_size: int | None = Field(None, ge=1)
+    """Runs per round; None: the number of slots."""
     slots: SlotsConfig = Field(default_factory=SlotsConfig)
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig)
     resources: ResourcesConfig = Field(default_factory=ResourcesConfig)
@@ -1020,9 +1098,11 @@ class StudyConfig(Section):
     anchor: AnchorConfig | None = None
     """The ledger belongs to the lab, so `looplab anchor` and `verify` use the anchors of all studies."""
     data: TextsInLab = Field(default_factory=list)
+    """Files and folders whose hashes are recorded in every capsule."""
     evaluator: TextsInLab = Field(default_factory=list)
     """Files that compute the metrics: runs with different versions of them cannot be compared."""
     needs_exec: bool = False
+    """`run` only shows the plan unless `--exec` is given."""
     keep_going: bool = False
     """Continue even if no base config works."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
@@ -1179,7 +1259,8 @@ def find_lab(start: Path) -> Path:
             return folder
     raise LabError(
         f"no {LAB_FILE} in {start} or above",
-        hint="change to your lab, pass --lab, or create one with `looplab init quickstart`",
+        hint="change to your lab, pass --lab, or create one: `looplab init train.py` for your own script, "
+        "`looplab init quickstart` for an example",
     )
 
 

@@ -23,7 +23,7 @@ MAX_LISTED = 12
 class Section(BaseModel):
     """Base of all sections of lab files: immutable, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
     SYNONYMS: ClassVar[Mapping[str, str]] = {}
     """Keys that people write by mistake, and the key that they mean."""
 

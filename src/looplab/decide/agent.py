@@ -23,11 +23,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from looplab.agents.account import Account, Allowance
-from looplab.agents.base import AgentSession, Answer, Limits, Summary
+from looplab.agents.account import Account, Allowance, account_of
+from looplab.agents.base import AgentSession, Answer, Limits
 from looplab.agents.integrity import CallGuard
 from looplab.agents.lines import named_secrets
-from looplab.agents.log import read_end, read_usage
+from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
 from looplab.agents.run import check_spec, new_log, run_agent, spec_of
 from looplab.config.edits import Op, edits_from_partial, parse_edit
@@ -645,18 +645,6 @@ def written_in(path: Path) -> str | None:
     except OSError:
         return None
     return None if text.strip() in ("", "{}") else redact_text(text)
-
-
-def account_of(study: StudyView) -> Account:
-    """Return what agents have cost in this study."""
-    account = Account()
-    for call in study.agent_calls():
-        answer = call["answer"]
-        if answer is not None:
-            usage = read_usage(answer["usage"])
-            seconds, attempts = answer.get("seconds", 0.0), answer.get("attempts", 1)
-            account = account.add(Answer(answer["ok"], "", "", usage, None, Summary(), seconds, attempts, None, Path()))
-    return account
 
 
 def read_answer(text: str, *, is_file: bool = False) -> list[DraftProposal]:

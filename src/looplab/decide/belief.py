@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.guard.knobs import show_value
 from looplab.ledger.view import StudyView
+from looplab.measure.digits import with_spread
 
 if TYPE_CHECKING:
-    from looplab.decide.search import Axis, Params, SearchPoint, _Auto
+    from looplab.decide.auto import AutoSampler
+    from looplab.decide.axes import Axis, Params
+    from looplab.decide.points import SearchPoint
 
 N_BEST = 3
 """Configs that the model believes to be the best."""
@@ -29,6 +32,10 @@ N_PLACES = 256
 """Random places among which they are looked for."""
 MIN_FAILED = 2
 """Failed points from which it is said where runs fail."""
+N_SLICES = 12
+"""Knobs along which the belief is drawn, those that matter most."""
+N_ALONG = 41
+"""Values along a knob."""
 DIGITS = 4
 """Significant digits of the values of places."""
 
@@ -105,7 +112,7 @@ def describe_best(belief: StudyBelief, metric: str) -> str:
     """Return which config the model believes in, in one line."""
     best = belief.best[0]
     return (
-        f"the model believes in {best.run}: {metric} {best.mean:.5g} ± {best.sd:.2g} "
+        f"the model believes in {best.run}: {metric} {with_spread(best.mean, best.sd)} "
         f"({best.runs} run{'s' * (best.runs != 1)}; one run varies by {belief.noise:.2g})"
     )
 
@@ -125,7 +132,7 @@ def describe_before(belief: Mapping[str, Any], metric: str) -> list[str]:
 
 def believe(
     axes: Sequence[Axis],
-    sampler: _Auto,
+    sampler: AutoSampler,
     points: list[SearchPoint],
     goal: Literal["max", "min"],
     earlier: Sequence[str],
@@ -177,6 +184,58 @@ def believe(
     )
 
 
+def belief_slices(axes: Sequence[Axis], sampler: AutoSampler, points: list[SearchPoint]) -> dict[str, Any] | None:
+    """Return what the model predicts along each knob, with the others as in the config that it believes in.
+
+    Returns:
+        `run` and `values` of that config, `points` (measured configs), and `slices`: for each knob its `path`, its
+        `importance`, whether it is a `number` and `log`, and along it the `values` with the `mean` and the 95 %
+        interval (`low`, `high`) of the objective without the noise of a run. None before the model has enough points.
+    """
+    import numpy as np
+
+    if sum(point.known for point in points) < sampler.startup or not any(point.runs for point in points):
+        return None
+    acquisition, modelled = sampler.acquisition, sampler.modelled(points)
+    model = acquisition.model(modelled)
+    measured = [point for point in modelled if point.runs and point.value is not None]
+    if not measured:
+        return None
+    best = measured[int(np.argmin(acquisition.believe(model, measured)[0]))]
+    shares = acquisition.importance(model)
+    ranked = sorted(zip(axes, shares, strict=True), key=lambda pair: -pair[1])
+    return {
+        "run": best.runs[0],
+        "values": _values(axes, best.params),
+        "points": len(measured),
+        "slices": [_slice(axis, share, best.params, acquisition, model) for axis, share in ranked[:N_SLICES]],
+    }
+
+
+def _slice(axis: Axis, share: float, center: Params, acquisition: Any, model: Any) -> dict[str, Any]:
+    import numpy as np
+
+    if axis.choices:
+        along: list[Any] = list(range(len(axis.choices)))[:N_ALONG]
+    else:
+        drawn = {axis.from_unit(i / (N_ALONG - 1)) for i in range(N_ALONG)} | {center[axis.path]}
+        along = sorted(drawn)
+    mean, sd = acquisition.predict(model, [{**center, axis.path: one} for one in along])
+    zero = np.zeros(len(along))
+    ends = [model.scale.to_objective(mean + k * sd, zero)[0] for k in (-1.96, 1.96)]
+    return {
+        "path": axis.path,
+        "importance": round(share, 3),
+        "number": not axis.choices or axis.ordered,
+        "log": bool(axis.knob.log) and not axis.choices,
+        "at": axis.to_value(center[axis.path]),
+        "values": [axis.to_value(one) if axis.choices else one for one in along],
+        "mean": [float(one) for one in model.scale.to_objective(mean, zero)[0]],
+        "low": [float(one) for one in np.minimum(*ends)],
+        "high": [float(one) for one in np.maximum(*ends)],
+    }
+
+
 def _spread(repeated: Sequence[Sequence[float]]) -> float:
     """Return the standard deviation of runs of the same config, pooled over configs; 0 without repeated ones."""
     squares = math.fsum(statistics.pvariance(values) * len(values) for values in repeated)
@@ -185,7 +244,7 @@ def _spread(repeated: Sequence[Sequence[float]]) -> float:
 
 def believe_before(
     axes: Sequence[Axis],
-    sampler: _Auto,
+    sampler: AutoSampler,
     names: Sequence[str],
     earlier: Sequence[Sequence[SearchPoint]],
     goal: Literal["max", "min"],
@@ -212,7 +271,7 @@ def _values(axes: Sequence[Axis], params: Params) -> dict[str, Any]:
 
 
 def _uncertain(
-    axes: Sequence[Axis], sampler: _Auto, points: list[SearchPoint], model: Any
+    axes: Sequence[Axis], sampler: AutoSampler, points: list[SearchPoint], model: Any
 ) -> tuple[dict[str, Any], ...]:
     """Return legal random places with the largest standard deviation times the probability that runs do not fail."""
     import numpy as np
@@ -277,7 +336,7 @@ def _short(value: Any) -> str:
 def describe(belief: StudyBelief, metric: str) -> list[str]:
     """Return the belief in sentences, for agents and for reports."""
     lines = [
-        f"best: run {one.run} ({describe_values(one.values)}): {metric} {one.mean:.5g} ± {one.sd:.2g} "
+        f"best: run {one.run} ({describe_values(one.values)}): {metric} {with_spread(one.mean, one.sd)} "
         f"(measured {one.measured:.5g} in {one.runs} run{'s' * (one.runs != 1)})"
         for one in belief.best
     ]
@@ -285,7 +344,7 @@ def describe(belief: StudyBelief, metric: str) -> list[str]:
     matters = [f"{path} {100 * share:.0f} %" for path, share in belief.importance.items() if share >= 0.01]
     lines.append(f"what matters (share of the predicted variance): {', '.join(matters[:8]) or 'nothing yet'}")
     lines += [
-        f"least known: {describe_values(one['values'])}: {one['mean']:.4g} ± {one['sd']:.2g}"
+        f"least known: {describe_values(one['values'])}: {with_spread(one['mean'], one['sd'])}"
         for one in belief.uncertain
     ]
     lines += [f"runs fail where {one}" for one in belief.failing]

@@ -19,7 +19,7 @@ from looplab.guard.guard import Guard, Problem
 if TYPE_CHECKING:
     import numpy as np
 
-    from looplab.decide.search import Axis, Params
+    from looplab.decide.axes import Axis, Params
 
 BISECTIONS = 6
 """Bisection steps to the end of the legal part of an axis; 6 locate it to 1/64 of the axis."""

@@ -13,6 +13,7 @@ dies, since its source is an idempotency key. Without checkpoints runs are only 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,9 +28,13 @@ from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import RunRow, StudyView
 
 if TYPE_CHECKING:
+    from looplab.decide.axes import Params
     from looplab.decide.fidelity_model import FidelityModel
-    from looplab.decide.search import Params, SearchProposer
+    from looplab.decide.search import SearchProposer
 
+SPREAD_PERIOD = 3
+"""One new config in SPREAD_PERIOD fills the space instead of following the model: what learns slowly looks bad at the
+first rung, and there, exploring costs a small part of a run."""
 MAX_ATTEMPTS = 3
 """How often a run is continued if nothing comes of it (the machine is switched off, say)."""
 
@@ -143,9 +148,18 @@ class FidelityProposer:
                 "a checkpoint; let the trainer resume its step, or remove `fidelity`"
             )
             return self._new(study, n)
-        if self._settings.scheduler == "model":
-            return self._by_model(study, n, chains, rungs)
-        return self._by_rank(study, n, chains, rungs)
+        by = self._by_model if self._settings.scheduler == "model" else self._by_rank
+        return self._with_spread(study, by(study, n, chains, rungs), chains)
+
+    def _with_spread(self, study: StudyView, proposals: list[Proposal], chains: Sequence[Chain]) -> list[Proposal]:
+        """Return the proposals with one new config in SPREAD_PERIOD replaced by one that fills the space."""
+        begun = sum(chain.root.role == Role.TRIAL for chain in chains)
+        new = [i for i, proposal in enumerate(proposals) if not proposal.continues]
+        replaced = [i for k, i in enumerate(new, begun + 1) if k % SPREAD_PERIOD == 0]
+        found = list(proposals)
+        for i, drawn in zip(replaced, self._search.spread(study, len(replaced)), strict=False):
+            found[i] = replace(drawn, until=proposals[i].until)
+        return found
 
     def _new(self, study: StudyView, n: int, until: float | None = None) -> list[Proposal]:
         proposals = self._search.propose(study, n)
@@ -218,17 +232,18 @@ class FidelityProposer:
             params = self._search.params_after(proposal.edits)
             if params is not None:
                 proposals.append(proposal)
-                options.append(Option(params, stopped=False))
+                options.append(Option(params))
         for chain in stopped:
             params = self._params_of(chain)
             if params is None:
                 continue
-            why = f"the largest expected improvement on {len(points)} points"
+            why = f"the largest expected improvement per step on {len(points)} points"
             proposals.append(self._continuation(chain, rungs, why))
-            options.append(Option(params, stopped=True))
+            options.append(Option(params, chain.curve[-1][0]))
         if self._model is None:
             self._model = FidelityModel(self._search.axes, self._sign)
-        scores = self._model.scores(points, options)
+        gains = self._model.scores(points, options)
+        scores = [gain - math.log(rungs.steps_to(option.step)) for gain, option in zip(gains, options, strict=True)]
         ranked = sorted(range(len(options)), key=lambda i: (-scores[i], i))
         chosen = [proposals[i] for i in ranked[:n]]
         # The model may be wrong about the rungs that few runs have reached: a run that ASHA promotes is never left out

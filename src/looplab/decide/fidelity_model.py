@@ -11,20 +11,14 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from looplab.decide.surrogate import (
-    MAX_FIT_POINTS,
-    REFIT_GROWTH,
-    Array,
-    GaussianProcess,
-    KernelParams,
-    Observations,
-    SearchSpace,
-    fit_kernel,
-    log_expected_improvement,
-)
+from looplab.decide.acquisition import log_expected_improvement
+from looplab.decide.gp import GaussianProcess, KernelParams, fit_kernel, fit_subset
+from looplab.decide.observations import Observations
+from looplab.decide.space import Array, SearchSpace
 
 if TYPE_CHECKING:
-    from looplab.decide.search import Axis, Params, SearchPoint
+    from looplab.decide.axes import Axis, Params
+    from looplab.decide.points import SearchPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +26,8 @@ class Option:
     """A training that could come next."""
 
     params: Params
-    stopped: bool
-    """Whether it is a stopped run; else a new config."""
+    step: float = 0.0
+    """The step at which it was stopped; 0: it is a new config."""
 
 
 class FidelityModel:
@@ -73,7 +67,7 @@ class FidelityModel:
         mean, sd = process.predict(rows)
         variance = sd**2 + noise
         for k, option in enumerate(options):
-            i = index.get(tuple(option.params.values())) if option.stopped else None
+            i = index.get(tuple(option.params.values())) if option.step else None
             if i is not None:
                 mean[k], variance[k] = own_mean[i], own_variance[i]
         return list(log_expected_improvement(mean, np.sqrt(np.maximum(variance, 1e-10)), best))
@@ -98,10 +92,7 @@ class FidelityModel:
 
     def _kernel(self, x: Array, observed: Observations) -> KernelParams:
         """Return kernel parameters fitted to the first points; how many grows in steps of REFIT_GROWTH."""
-        size = 1
-        while (larger := size + max(1, int(size * REFIT_GROWTH))) <= len(x):
-            size = larger
-        subset = np.linspace(0, size - 1, min(size, MAX_FIT_POINTS)).round().astype(np.intp)
+        subset, _ = fit_subset(len(x))
         features, values = x[subset], observed.at(subset)
         key = b"".join(array.tobytes() for array in (features, *values))
         if key not in self._kernels:

@@ -214,8 +214,7 @@ def credit(study: StudyView, names: Sequence[str] | None = None) -> dict[str, Cr
 def _outcomes(study: StudyView) -> list[tuple[str, str]]:
     """Return the proposer and the outcome of every proposed run, in the order in which they were planned."""
     maximize = study.goal() == "max"
-    runs = [run for run in study.runs() if run.state != "ended" or run.started is not None]  # others never started
-    replicated = {run.point for run in runs if run.role == Role.REPLICATE}
+    runs = study.outcomes()
     judged = study.judge_state() is not None or any(run.verdict for run in runs)
     outcomes: dict[str, str] = {}
     best_value: float | None = None
@@ -233,7 +232,7 @@ def _outcomes(study: StudyView) -> list[tuple[str, str]]:
             outcome = "kept" if is_best else "discarded"
         elif run.verdict == "keep":
             outcome = "kept"
-        elif run.verdict == "inconclusive" or (run.verdict == "discard" and run.point in replicated):
+        elif run.verdict == "inconclusive" or (run.verdict == "discard" and run.is_replicated):
             outcome = "partial"
         else:
             outcome = "waiting" if run.verdict is None else "discarded"

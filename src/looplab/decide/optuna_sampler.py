@@ -21,10 +21,13 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from looplab.config.lab import SearchConfig
+from looplab.decide.acquisition import AcquisitionOptimizer
+from looplab.decide.auto import MAX_GP_POINTS, gp_startup
+from looplab.decide.axes import Axis
 from looplab.decide.curves import Curve
 from looplab.decide.feasible import Repairer
-from looplab.decide.search import MAX_GP_POINTS, Axis, SearchPoint, Uniform, generator, gp_startup, select_points
-from looplab.decide.surrogate import AcquisitionOptimizer
+from looplab.decide.points import SearchPoint, select_points
+from looplab.decide.sampling import Uniform, generator
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
 

@@ -18,10 +18,11 @@ from typing import Any, Literal
 
 from looplab.config.edits import Edit, Op
 from looplab.config.lab import PbtConfig, SearchConfig
+from looplab.decide.axes import Axis
 from looplab.decide.base import Proposal
 from looplab.decide.fidelity import find_chains, whole_steps
 from looplab.decide.history import History, PastRun
-from looplab.decide.search import Axis, SearchProposer
+from looplab.decide.search import SearchProposer
 from looplab.guard.guard import Guard
 from looplab.ledger.roles import Role
 from looplab.ledger.view import RunRow, StudyView

@@ -45,6 +45,10 @@ class Rungs:
         """Return the step of the next rung above a step; None: the end of the run."""
         return next((rung for rung in self.steps if rung > step * (1 + TOLERANCE)), None)
 
+    def steps_to(self, step: float) -> float:
+        """Return the number of steps from a step to the next rung, or to the end of the run."""
+        return max((self.next_above(step) or self.whole) - step, 1e-9)
+
     def level(self, curve: Curve) -> int:
         """Return how many rungs a curve has reached."""
         return sum(curve[-1][0] >= rung * (1 - TOLERANCE) for rung in self.steps) if curve else 0

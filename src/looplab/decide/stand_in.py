@@ -10,9 +10,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from looplab.config.edits import Edit, Op
+from looplab.decide.axes import Axis
 from looplab.decide.base import BEST, Proposal
 from looplab.decide.history import History
-from looplab.decide.search import Axis, SearchProposer
+from looplab.decide.search import SearchProposer
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.view import StudyView
 

@@ -57,7 +57,9 @@ class Smoke(Section):
     """
 
     command: Command
+    """Its argv."""
     timeout: Duration = 180.0
+    """Time limit in seconds."""
     writable: Texts = Field(default_factory=list)
     """More folders that it may write to, such as a cache; relative to the lab, or with `~`."""
 
@@ -66,12 +68,15 @@ class Evaluate(Section):
     """The frozen evaluation: runs in the lab's own tree, on the folder of a version."""
 
     command: Command
+    """Its argv."""
     timeout: Duration = 600.0
+    """Time limit in seconds."""
     metric: str
     """Key of the metric in its JSON result; dots lead into objects."""
     values: str | None = None
     """Key of the list of values, one per episode, in the same order for every version."""
     goal: Literal["max", "min"] = "max"
+    """Whether larger or smaller values are better."""
     declared: str = "artifacts/eval.json"
     """File in which a version may report its own result; compared, never used."""
 
@@ -80,7 +85,9 @@ class Schedule(Section):
     """Declared schedules of the training, and the trace of their actual values."""
 
     declared: str
+    """File with the declared schedules, below the version's folder."""
     trace: str
+    """File with the actual values, below the version's folder."""
     strict: bool = False
     """Whether a value that is never reached fails the version instead of a warning."""
 
@@ -93,7 +100,9 @@ class ValueGate(Section):
     key: str
     """Dots lead into objects."""
     at_least: float | None = None
+    """Smallest allowed value; None: no limit."""
     at_most: float | None = None
+    """Largest allowed value; None: no limit."""
 
     @model_validator(mode="after")
     def _has_a_bound(self) -> ValueGate:

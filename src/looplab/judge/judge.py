@@ -63,9 +63,6 @@ ROUNDING = 1e-6
 """Relative difference up to which repeats count as one computation rounded differently: a few ulps of float32."""
 LIMITS = (0.0, 1.0, 100.0)
 """Values at which accuracies and success rates saturate: equal repeats are plausible there."""
-LEAST_SPREAD = 0.2
-"""Lower bound on the spread of differences at the first look, as a fraction of the noise: three runs of a coarse metric
-may agree by chance. At later looks it shrinks in proportion to the number of runs."""
 COSTLY = 1.25
 """Cost ratio to the rival from which on a verdict carries a flag, in either direction."""
 COLLAPSE = 6.0
@@ -393,7 +390,7 @@ class _Session:
                 self._alarm_varies(side)
         else:
             what = "runs" if self.first_seed is None else "seeds"
-            why = f"The base: {self._fmt_mean(side.finite)} over {n} {what}, noise {_fmt(self.sigma)}."
+            why = f"The base: {self._fmt_mean(side.finite)} over {n} {what}, noise {_fmt(self.sigma, 2)}."
             if side.hardly_varies:
                 flags += (f"repeats {side.equality}",)
                 self._alarm_constant(side)
@@ -474,7 +471,7 @@ class _Session:
         effect = side.trial - champion.trial
         tie_break = self._tie_break(side, champion) if effect == 0 else None
         better = effect > 0 or (tie_break or 0.0) > 0
-        summary = _fmt_effect(effect) + self._fmt_tie_break(tie_break)
+        summary = _fmt_effect(effect, self.sigma) + self._fmt_tie_break(tie_break)
         why = f"One run against one run: {summary} than {champion.run}. No replicates, so this may be luck."
         flags = RATCHET if tie_break is None else (*RATCHET, TIE_BREAK)
         self.record_verdict(side, Verdict.KEEP if better else Verdict.DISCARD, why, effect=effect, n=1, flags=flags)
@@ -506,7 +503,7 @@ class _Session:
         smallest = self._smallest_effect(champion)
         tie_break = self._tie_break(side, champion) if effect == 0 else None
         wins_tie = (tie_break or 0.0) > 0
-        summary = f"{_fmt_effect(effect)}{self._fmt_tie_break(tie_break)} than {champion.run}"
+        summary = f"{_fmt_effect(effect, self.sigma)}{self._fmt_tie_break(tie_break)} than {champion.run}"
         numbers: dict[str, Any] = {"effect": effect, "n": len(side.finite), "flags": DETERMINISTIC}
         if tie_break is not None:
             numbers["flags"] = (*DETERMINISTIC, TIE_BREAK)
@@ -551,7 +548,7 @@ class _Session:
             if len(side.replicates) < k:
                 return
             effect, n = stats.mean(side.replicates) - stats.mean(champion.replicates or champion.finite), k
-        summary = f"{_fmt_effect(effect)} than {champion.run}"
+        summary = f"{_fmt_effect(effect, self.sigma)} than {champion.run}"
         smallest = self._smallest_effect(champion)
         better = effect > 0 and effect >= smallest
         why = f"The mean of {n} repeats is {summary}. No test: this may be luck." if n > 1 else f"One run, {summary}."
@@ -591,11 +588,12 @@ class _Session:
         low, high = single.interval()
         if effect > 0:
             verdict = Verdict.INCONCLUSIVE
-            why = f"One run, {_fmt_effect(effect)} than the champion: inside the noise ({_fmt(self.sigma)})."
+            shown = _fmt_effect(effect, self.sigma)
+            why = f"One run, {shown} than the champion: inside the noise ({_fmt(self.sigma, 2)})."
         else:
             verdict = Verdict.DISCARD
             tie_break = self._tie_break(side, rival) if effect == 0 else None
-            why = f"One run, {_fmt_effect(effect)}{self._fmt_tie_break(tie_break)} than the champion."
+            why = f"One run, {_fmt_effect(effect, self.sigma)}{self._fmt_tie_break(tie_break)} than the champion."
             if (tie_break or 0.0) > 0:
                 why += " A test decides on the objective alone."
         self.record_verdict(
@@ -672,7 +670,7 @@ class _Session:
         if side.cost > 0 and rival.candidate.scores and rival.cost > 0:
             cost = side.cost / rival.cost
             if not 1 / COSTLY <= cost <= COSTLY:
-                flags.append(f"{_fmt(cost)} × the cost")
+                flags.append(f"{_fmt(cost, 2)} × the cost")
         trial_effect = None if side.trial is None or not rival.finite else side.trial - stats.mean(rival.finite)
         if trial_effect is not None and trial_effect > self.settings.implausible * self.sigma > 0:
             flags.append("implausible jump")
@@ -704,7 +702,7 @@ class _Session:
         Args:
             confirming: Whether the rival's runs from before the challenger no longer count.
         """
-        least = LEAST_SPREAD * self.sigma * self.plan[0] / n
+        least = stats.LEAST_SPREAD * self.sigma * self.plan[0] / n
         why = f"replicate {{}} of {n} for the test of {side.run} against {rival.run or 'its control'}"
         stale = self._stale(side, rival) if confirming else set()
         if self.first_seed is None:
@@ -794,9 +792,10 @@ class _Session:
                     groups[number in stale].append(value)
             change = stats.welch(*groups) if min(map(len, groups)) > 1 else None
         if change is not None and change.effect and 2 * min(change.p(), 1 - change.p()) < DRIFT_P:
+            shown = _fmt_effect(change.effect, self.sigma)
             self.alarms.append(
-                f"{rival.run} no longer measures what it did: {_fmt_effect(change.effect)} in {change.n} repeats "
-                f"(p {_fmt(2 * min(change.p(), 1 - change.p()))}). The data, the evaluation or the machine changed "
+                f"{rival.run} no longer measures what it did: {shown} in {change.n} repeats "
+                f"(p {_fmt_p(2 * min(change.p(), 1 - change.p()))}). The data, the evaluation or the machine changed "
                 "while the study ran; runs from before and after cannot be compared."
             )
 
@@ -816,8 +815,8 @@ class _Session:
             numbers["flags"] += (f"crashed with {side.crashes} of its seeds",)
         again = ", which was run again," if test.confirming else ""
         summary = (
-            f"{_fmt_effect(effect)} than {rival.run}{again} over {comparison.n} replicates"
-            f" (p {_fmt(p)}, needed {_fmt(boundary)})"
+            f"{_fmt_effect(effect, self.sigma)} than {rival.run}{again} over {comparison.n} replicates"
+            f" (p {_fmt_p(p)}, needed {_fmt_p(boundary)})"
         )
         last = test.look == len(self.plan)
         if test.confirming:
@@ -835,7 +834,7 @@ class _Session:
                 numbers["p"] = None  # meaningless without any spread
                 numbers["flags"] += (f"repeats {side.equality}",)
                 why = (
-                    f"Not proven: {_fmt_effect(effect)} than {rival.run}, "
+                    f"Not proven: {_fmt_effect(effect, self.sigma)} than {rival.run}, "
                     f"but its {comparison.n} repeats are {side.equality}."
                 )
                 self._conclude(side, Verdict.INCONCLUSIVE, why, **numbers)
@@ -898,7 +897,7 @@ class _Session:
             numbers["flags"] += ("held-out metric not read",)
         elif worse.p() < self.settings.held_out_p:
             self.alarms.append(f"{side.run} is better on the objective and worse on the held-out metric.")
-            why = f"Better on the objective, {summary}, but worse by {_fmt(worse.effect)} on the held-out metric."
+            why = f"Better on the objective, {summary}, but worse on the held-out metric."
             numbers["flags"] += ("held-out metric worse",)
             self._conclude(side, Verdict.INCONCLUSIVE, why, **numbers)
             return False
@@ -921,12 +920,21 @@ class _Session:
         return stats.welch(theirs, ours) if len(ours) > 1 and len(theirs) > 1 else None
 
     def _fmt_mean(self, values: Sequence[float]) -> str:
-        return _fmt(self.sign * stats.mean(values))
+        return _fmt(self.sign * stats.mean(values), 4)
 
 
-def _fmt(value: float) -> str:
-    return f"{value:.4g}"
+def _fmt(value: float, digits: int = 3) -> str:
+    """Return a number with the few digits that it can be trusted with, and without an exponent if it is large."""
+    return f"{value:.0f}" if 10**digits <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
-def _fmt_effect(effect: float) -> str:
+def _fmt_p(p: float) -> str:
+    """Return a p-value or a bar with two digits, one if it is tiny."""
+    return _fmt(p, 2 if p >= 1e-4 else 1)
+
+
+def _fmt_effect(effect: float, noise: float = 0.0) -> str:
+    """Return an effect in words, with digits down to a tenth of the noise's first."""
+    if 0 < noise < math.inf:
+        effect = round(effect, 1 - math.floor(math.log10(noise)))
     return f"{_fmt(effect)} better" if effect > 0 else f"{_fmt(-effect)} worse" if effect < 0 else "no better"

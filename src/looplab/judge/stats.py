@@ -12,6 +12,9 @@ from functools import lru_cache
 from statistics import NormalDist
 
 NORMAL = NormalDist()
+LEAST_SPREAD = 0.2
+"""Lower bound on the spread of differences at the first look, as a fraction of the noise: three runs of a coarse metric
+may agree by chance. At later looks it shrinks in proportion to the number of runs."""
 
 
 def mean(values: Sequence[float]) -> float:

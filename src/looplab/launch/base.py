@@ -71,8 +71,8 @@ class LaunchSpec:
     cwd: Path
     slot: Slot
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the run. They are added to the environment of the engine, which the executor passes on as it was
-    when the executor was made; variables that a scheduler sets for the run come in between."""
+    """Variables of the run. They are added to the environment of the engine as it was when the executor was made; on
+    another machine, to what is passed on of it (`remote.passed_on`), and to what the scheduler sets there."""
     timeout: float | None = None
     """Seconds the run may take; None: no limit."""
     grace: float = 10.0
@@ -86,6 +86,8 @@ class LaunchSpec:
     """Attempt at this run, from 1. Attempt n + 1 is requested only after the end of attempt n was reported."""
     secrets: frozenset[str] = frozenset()
     """Names in `env` whose values must not be written to a file."""
+    code: Path | None = None
+    """Frozen copy of the lab's code that it runs from; None: the lab itself."""
 
 
 def claim_name(attempt: int) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from types import ModuleType
 
 from looplab.launch import procfs
 from looplab.launch.base import Slot
+
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel/accel0")
+"""Device files of GPU drivers: a machine with one of them has a device, even if NVML does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,18 @@ class Devices:
         names = [part.strip() for part in visible.split(",")]
         # Like CUDA: everything after the first invalid name (`-1`, for example) is invisible.
         return list(takewhile(lambda name: name in indices or name.startswith(("GPU-", "MIG-")), names))
+
+    def why_missing(self, slots: Iterable[Slot]) -> str | None:
+        """Return which devices of the slots this machine does not have; None if it has all, or if that is unknown."""
+        named = dict.fromkeys(device for slot in slots if slot.fixed for device in slot.devices)
+        if self._nvml is None:
+            if not named or any(Path(driver).exists() for driver in DRIVERS):
+                return None
+            listed = f"GPU{'s' if len(named) > 1 else ''} {', '.join(named)}"
+            return f"{listed}: this machine has no GPU; what is started there runs on the CPU, or fails"
+        count = self._nvml.nvmlDeviceGetCount()
+        absent = [device for device in named if device.isdigit() and int(device) >= count]
+        return f"this machine has {count} GPU(s), from 0, but not {', '.join(absent)}" if absent else None
 
     def other_processes(self, device: str) -> list[DeviceProcess]:
         """Return the processes that compute on the device and were not started by looplab."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from looplab import plugins
 from looplab.config.lab import ExecutorConfig, RayConfig, SlurmConfig, StudyConfig
+from looplab.errors import LabError
 from looplab.launch.base import Executor, ExecutorContext, LaunchSpec, Resources
 from looplab.launch.local import LocalExecutor
 
@@ -23,16 +25,35 @@ def make_executor(lab: Path, study: StudyConfig) -> Executor:
         from looplab.launch.slurm import SlurmExecutor, require_slurm
 
         require_slurm()
-        return SlurmExecutor(ExecutorContext(lab, study.name), config.slurm)
+        return SlurmExecutor(ExecutorContext(lab, study.name), config.slurm, config.environment)
     if name == "ray":
         from looplab.launch.ray import RayExecutor
 
         needs = study.resources
         resources = Resources(needs.devices, needs.cores, needs.memory_mb)
-        return RayExecutor(ExecutorContext(lab, study.name), config.ray or RayConfig(), resources)
+        return RayExecutor(ExecutorContext(lab, study.name), config.ray or RayConfig(), resources, config.environment)
     options = config.options if config.plugin == name else {}
     executor: Executor = plugins.make("executors", name, ExecutorContext(lab, study.name), **options)
     return executor
+
+
+def check_executor(config: ExecutorConfig) -> None:
+    """Raise LabError if the executor of a study cannot be used from here; nothing is connected or started."""
+    if config.name == "slurm":
+        from looplab.launch.slurm import require_slurm
+
+        require_slurm()
+    elif config.name == "ray":
+        if find_spec("ray") is None:
+            raise LabError("the executor ray needs Ray", hint="pip install 'looplab[ray]'")
+        from looplab.launch.ray import require_listener
+
+        require_listener((config.ray or RayConfig()).address)
+
+
+def needs_shared_disk(config: ExecutorConfig) -> bool:
+    """Return whether the nodes of an executor must see the folder of the lab."""
+    return config.name == "slurm" or (config.name == "ray" and (config.ray is None or config.ray.folder is None))
 
 
 def script_of(config: ExecutorConfig, spec: LaunchSpec) -> str | None:

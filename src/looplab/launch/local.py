@@ -405,6 +405,7 @@ class LocalExecutor:
         self._stops: dict[str, Stop] = {}
         # Starts that wait for an adopted run: run → (that run, spec, deadline)
         self._pending: dict[str, tuple[str, LaunchSpec, float]] = {}
+        self._rejected: set[str] = set()  # runs that were not started, and not asked for again since
         self._events: list[LaunchEvent] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
@@ -425,7 +426,16 @@ class LocalExecutor:
         for spec, after in starts:
             if self._knows(spec.run_id):
                 continue
-            if after in self._adopted or after in self._unidentified or after in self._unreachable:
+            self._rejected.discard(spec.run_id)
+            if after in self._rejected:  # what that run was waiting for may still be running
+                self._reject(spec.run_id, None)
+                continue
+            if (
+                after in self._adopted
+                or after in self._unidentified
+                or after in self._unreachable
+                or after in self._pending
+            ):
                 # That run has another supervisor, or none: wait for it here.
                 self._pending[spec.run_id] = (after, spec, time.monotonic() + supervisor.MAX_PENDING_S)
                 continue
@@ -611,7 +621,10 @@ class LocalExecutor:
         self._running.pop(run_id, None)
         self._stops.pop(run_id, None)
         self._pending.pop(run_id, None)
+        self._rejected.add(run_id)
         self._events.append(Rejected(run_id, holder))
+        for waiting in [waiting for waiting, (after, *_) in self._pending.items() if after == run_id]:
+            self._reject(waiting, None)
 
     def _on_supervisor_exit(self) -> None:
         """Adopt the runs of a supervisor that was killed."""
@@ -714,6 +727,8 @@ class LocalExecutor:
         """Start the runs whose predecessor has ended; reject those that are pending too long."""
         now = time.monotonic()
         for run_id, (after, spec, deadline) in list(self._pending.items()):
+            if run_id not in self._pending:  # rejected with the run that it was waiting for
+                continue
             if now >= deadline:
                 self._reject(run_id, None)
             elif not self._knows(after):

@@ -1,8 +1,9 @@
 """The Ray executor: a slot is a detached actor that hosts a local executor on some node (`ray_host.py`).
 
-Ray chooses the node and the devices. The nodes share the lab's folder with this machine, under the same path, and have
-looplab installed. What is true of a run is in its record folder, as on one machine: the claim, `process.json`,
-`exit.json`. `job.json` names the actor before the run is handed over, so that a later engine finds it.
+Ray chooses the node and the devices. The nodes have looplab installed. They share the lab's folder with this machine,
+under the same path, or have run folders of their own that are copied back (`mirror.py`). What is true of a run is in
+its record folder, as on one machine: the claim, `process.json`, `exit.json`. `job.json` names the actor before the run
+is handed over, so that a later engine finds it.
 
 A run whose actor is dead is over: its supervisor ends it when the actor is gone (`leased.py`), and a node that has lost
 the cluster ends its actors. Its own word in `exit.json` wins; without one it is `lost`.
@@ -16,8 +17,8 @@ import json
 import os
 import queue
 import secrets
-import select
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -44,19 +45,24 @@ from looplab.launch.base import (
     claim_name,
 )
 from looplab.launch.local import Where, is_running, read_exit, read_json, read_process, where_is
+from looplab.launch.mirror import Chunk, EngineMirror, read_tree
 from looplab.launch.ray_host import Host
-from looplab.runs.folder import record_folder
+from looplab.launch.remote import RemoteExecutor, record_of
 
-TAKE_S = 30.0
+CONNECT_S = 10.0
+"""Seconds that the head of a cluster may take to accept a connection."""
+EXCHANGE_S = 30.0
 """Seconds that a host waits for an event before it answers with none."""
+PAUSE_S = 0.005
+"""Seconds that a start after another run, and the next question for events, wait for further calls to go with them."""
+COPY_S = 1.0
+"""Seconds between two looks at what a run on a node without the lab's disk has written."""
 CHECK_S = 0.5
 """Seconds between two looks at hosts that are placed or lost, and at their runs."""
 SETTLE_S = 3.0
 """Seconds beyond its grace in which the exit of a run on a lost host may appear."""
 PLACE_S = 10.0
 """Seconds that an actor may wait for resources before a host without runs gives its own back."""
-STUBBORN_S = 30.0
-"""Seconds beyond the grace to wait for the end of runs without an engine."""
 
 
 @dataclass(slots=True)
@@ -72,6 +78,12 @@ class RayRun:
     """Reason of a requested stop."""
     over_at: float | None = None
     """When its host was found dead (monotonic)."""
+    mirror: EngineMirror | None = None
+    """What was copied back so far; None: nothing yet, or the node shares the disk."""
+    exit: Exit | None = None
+    """Its end, which is reported once its folder is copied."""
+    is_copying: bool = False
+    copy_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -88,18 +100,23 @@ class RaySlot:
     """Number of the last event that was read."""
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     """Calls to be made once it answers."""
+    exchange: int = 0
+    """Number of the latest exchange with the actor."""
+    unanswered: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    """Calls of exchanges that failed: they may have been made, and are made again."""
     runs: dict[str, RayRun] = field(default_factory=dict)
     told: bool = False
     """Whether it was reported that its runs wait for resources."""
 
 
-class RayExecutor:
+class RayExecutor(RemoteExecutor):
     """Runs trainers on a Ray cluster; see `Executor` for the contract. One thread makes all calls of Ray.
 
     Args:
         context: The lab and the study, by which the actors are named.
         config: Options of the lab file.
         resources: What each slot needs.
+        patterns: Variables of the engine that runs get, see `passed_on`.
 
     Raises:
         LabError: Ray is not installed, or the cluster cannot be reached.
@@ -107,21 +124,26 @@ class RayExecutor:
 
     traits = ExecutorTraits(name="ray", places="theirs", queues=True, retries={"lost": 2, "preempted": 2})
 
-    def __init__(self, context: ExecutorContext, config: RayConfig, resources: Resources | None = None) -> None:
+    def __init__(
+        self,
+        context: ExecutorContext,
+        config: RayConfig,
+        resources: Resources | None = None,
+        patterns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(patterns)
         self._config = config
         self._resources = resources or Resources()
         self._ray = connect(config)
-        self._env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         digest = hashlib.sha256(os.fsencode(context.lab.resolve())).hexdigest()[:12]
         self._namespace = f"looplab-{digest}-{context.study}"
         self._slots: dict[str, RaySlot] = {}  # by the name of the slot, or of the actor of an adopted run
         self._slot_of: dict[str, str] = {}  # run → the key of its slot
         self._dead: set[str] = set()  # names of actors that are gone; Ray lists them for a while
+        self._code: dict[Path, Any] = {}  # frozen code → a reference to its content
+        self._pauses: deque[tuple[float, RaySlot, int]] = deque()  # when to ask which slot, unless it was asked since
         self._lost: dict[str, RayRun] = {}  # runs of dead hosts whose exit is awaited
-        self._events: deque[LaunchEvent] = deque()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()
-        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="ray", daemon=True)
         self._thread.start()
@@ -136,7 +158,7 @@ class RayExecutor:
 
     def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
         for spec, after in starts:
-            record_dir = _absolute(spec.record_dir or spec.run_dir)
+            record_dir = record_of(spec)
             with self._lock:
                 if spec.run_id in self._slot_of or spec.run_id in self._lost:
                     continue
@@ -172,69 +194,35 @@ class RayExecutor:
         self._inbox.put(lambda: self._take_over(run, str(actor)))
         return True
 
-    def is_alive(self, run_dir: Path, record_dir: Path | None = None) -> bool:
-        record_dir = record_dir or run_dir
-        attempt = int((read_json(record_dir / "job.json") or {}).get("attempt", 1))
-        return os.path.lexists(record_dir / claim_name(attempt)) and read_exit(record_dir, attempt) is None
-
-    def stop_detached(self, run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
-        waiting = {}
-        for run_dir in run_dirs:
-            record_dir = record_folder(run_dir)
-            attempt = int((read_json(record_dir / "job.json") or {}).get("attempt", 1))
-            if self.is_alive(run_dir, record_dir) and self.adopt(str(run_dir), run_dir, record_dir, attempt):
-                self.stop(str(run_dir), "stop", grace)
-                waiting[str(run_dir)] = run_dir.name
-        stopped, deadline = [], time.monotonic() + grace + STUBBORN_S
-        while waiting and time.monotonic() < deadline:
-            for event in self.poll(0.5):
-                if isinstance(event, Ended | Rejected) and event.run_id in waiting:
-                    stopped.append(waiting.pop(event.run_id))
-        return stopped, list(waiting.values())
-
-    def poll(self, timeout: float) -> list[LaunchEvent]:
-        if not self._events:
-            select.select([self._wake_r], [], [], timeout)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
-        found = []
-        while self._events:
-            found.append(self._events.popleft())
-        return found
-
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: `poll` will wake anyway; closed: nobody waits
-            os.write(self._wake_w, b"x")
-
     def close(self) -> None:
         if self._closed:
             return
         self._inbox.put(None)
         self._thread.join()
         self._closed = True
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        self._close_events()
 
     # -- the thread
-
-    def _tell(self, event: LaunchEvent) -> None:
-        self._events.append(event)
-        self.wake()
 
     def _work(self) -> None:
         check_at = 0.0
         while True:
+            timeout = min(CHECK_S, self._pauses[0][0] - time.monotonic()) if self._pauses else CHECK_S
             with contextlib.suppress(queue.Empty):
-                task = self._inbox.get(timeout=CHECK_S)
+                task = self._inbox.get(timeout=max(0.0, timeout))
                 if task is None:
                     break
                 task()
+            while self._pauses and self._pauses[0][0] <= time.monotonic():
+                _, slot, number = self._pauses.popleft()
+                if slot.exchange == number and slot in self._slots.values():
+                    self._exchange(slot)
             if time.monotonic() >= check_at:
                 self._check()
                 check_at = time.monotonic() + CHECK_S
         for slot in self._slots.values():
             if slot.calls:  # they wait in this process until the actor is placed; else the next engine starts them
-                slot.actor.do.remote(slot.calls)
+                slot.actor.exchange.remote(slot.calls, slot.seq, 0.0)
             slot.actor.leave.remote()
 
     def _hand_over(self, spec: LaunchSpec, after: str | None) -> None:
@@ -251,7 +239,52 @@ class RayExecutor:
             why = f"cannot write {spec.record_dir}: {error.strerror}"
             self._finish(slot, run, Exit(None, reason="not started", message=why, started=now, ended=now))
             return
-        self._do(slot, ("start", spec.run_id, spec, after))
+        self._do(slot, ("start", spec.run_id, spec, after, *self._content(spec)), can_wait=after is not None)
+
+    def _content(self, spec: LaunchSpec) -> tuple[Any, ...]:
+        """Return what a node without the lab's disk needs of a run: its folder, and a reference to its code."""
+        if self._config.folder is None:
+            return ()
+        if spec.code is not None and spec.code not in self._code:
+            self._code = {spec.code: self._ray.put(read_tree(spec.code))}
+        return read_tree(spec.run_dir), [self._code[spec.code]] if spec.code is not None else []
+
+    def _copy(self, slot: RaySlot, run: RayRun) -> None:
+        """Ask for what a run has written since the last time."""
+        if run.is_copying or not slot.is_ready:
+            return
+        run.is_copying, run.copy_at = True, time.monotonic() + COPY_S
+        try:
+            run.mirror = run.mirror or EngineMirror(run.run_dir, run.record_dir)
+        except OSError:
+            run.is_copying = False
+            return
+        answer = slot.actor.changes.remote(str(run.run_dir), run.mirror.known, run.exit is not None)
+        is_final = run.exit is not None
+        self._ask(slot, answer, lambda slot, answer: self._on_copied(slot, run, answer, is_final))
+
+    def _on_copied(self, slot: RaySlot, run: RayRun, answer: tuple[list[Chunk], list[str]], is_final: bool) -> None:
+        run.is_copying = False
+        chunks, skipped = answer
+        assert run.mirror is not None
+        try:
+            for chunk in chunks:
+                run.mirror.store(chunk)
+        except OSError:  # a full disk: the next look may succeed
+            return
+        if run.exit is None:
+            return
+        if chunks or not is_final:
+            self._copy(slot, run)
+            return
+        if skipped:
+            with contextlib.suppress(OSError):
+                text = json.dumps({"node": slot.name, "folder": self._config.folder, "files": sorted(skipped)})
+                supervisor.atomic_write(f"{run.record_dir}/not_copied.json", text)
+        slot.actor.forget.remote(run.run_id, str(run.run_dir), bool(skipped))
+        run.mirror.close()
+        self._forget(slot, run)
+        self._tell(Ended(run.run_id, run.exit))
 
     def _take_over(self, run: RayRun, actor: str) -> None:
         """Connect to the actor that has a run of an earlier engine."""
@@ -299,7 +332,11 @@ class RayExecutor:
             options["resources"] = dict(self._config.resources)
         if self._resources.memory_mb is not None:
             options["memory"] = self._resources.memory_mb << 20
-        actor = self._ray.remote(Host).options(**options).remote(self._config.idle)
+        actor = (
+            self._ray.remote(Host)
+            .options(**options)
+            .remote(self._config.idle, self._config.folder, self._config.copy_mb << 20)
+        )
         slot = self._slots[key] = RaySlot(name, actor)
         self._ask(slot, actor.hello.remote(), self._on_hello)
         return slot
@@ -313,21 +350,30 @@ class RayExecutor:
         needs = {"CPU": self._cpus, "GPU": self._resources.devices or 0, **self._config.resources}
         return min(int(have.get(name, 0.0) / amount) for name, amount in needs.items() if amount)
 
-    def _ask(self, slot: RaySlot, answer: Any, handle: Callable[[RaySlot, Any], None]) -> None:
+    def _ask(
+        self,
+        slot: RaySlot,
+        answer: Any,
+        handle: Callable[[RaySlot, Any], None],
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         """Let the thread handle an answer of a host when it comes."""
 
         def receive(future: Any) -> None:
-            self._inbox.put(lambda: self._on_answer(slot, future, handle))
+            self._inbox.put(lambda: self._on_answer(slot, future, handle, on_failure))
 
         answer.future().add_done_callback(receive)
 
-    def _on_answer(self, slot: RaySlot, future: Any, handle: Callable[[RaySlot, Any], None]) -> None:
+    def _on_answer(
+        self, slot: RaySlot, future: Any, handle: Callable[[RaySlot, Any], None], on_failure: Callable[[], None]
+    ) -> None:
         errors = self._ray.exceptions
         if slot not in self._slots.values():
             return
         try:
             answer = future.result()
         except errors.ActorUnavailableError:  # it may come back, or turn out to be dead
+            on_failure()
             timer = threading.Timer(1.0, lambda: self._inbox.put(lambda: self._ask_again(slot)))
             timer.daemon = True
             timer.start()
@@ -338,28 +384,48 @@ class RayExecutor:
         handle(slot, answer)
 
     def _ask_again(self, slot: RaySlot) -> None:
-        if slot in self._slots.values():
-            call = slot.actor.take.remote(slot.seq, TAKE_S) if slot.is_ready else slot.actor.hello.remote()
-            self._ask(slot, call, self._on_events if slot.is_ready else self._on_hello)
+        if slot not in self._slots.values():
+            return
+        if slot.is_ready:
+            self._exchange(slot)
+        else:
+            self._ask(slot, slot.actor.hello.remote(), self._on_hello)
 
     def _on_hello(self, slot: RaySlot, answer: tuple[int, str]) -> None:
         slot.seq, _ = answer
         slot.is_ready = True
-        self._ask(slot, slot.actor.take.remote(slot.seq, TAKE_S), self._on_events)
-        if slot.calls:
-            slot.actor.do.remote(slot.calls)
-            slot.calls = []
+        self._exchange(slot)
 
-    def _do(self, slot: RaySlot, call: tuple[Any, ...]) -> None:
-        if slot.is_ready:
-            slot.actor.do.remote([call])
-        else:
-            slot.calls.append(call)
+    def _do(self, slot: RaySlot, call: tuple[Any, ...], *, can_wait: bool = False) -> None:
+        slot.calls.append(call)
+        if slot.is_ready and can_wait:
+            self._pause(slot)
+        elif slot.is_ready:
+            self._exchange(slot)
 
-    def _on_events(self, slot: RaySlot, events: list[tuple[int, LaunchEvent]]) -> None:
+    def _pause(self, slot: RaySlot) -> None:
+        """Have an exchange soon, unless there is another one before."""
+        self._pauses.append((time.monotonic() + PAUSE_S, slot, slot.exchange))
+
+    def _exchange(self, slot: RaySlot) -> None:
+        """Make the calls that wait, and ask for events."""
+        calls = [call for number in sorted(slot.unanswered) for call in slot.unanswered[number]] + slot.calls
+        slot.calls, slot.unanswered = [], {}
+        slot.exchange += 1
+        number = slot.exchange
+
+        def on_failure() -> None:
+            slot.unanswered[number] = calls
+
+        answer = slot.actor.exchange.remote(calls, slot.seq, EXCHANGE_S)
+        self._ask(slot, answer, lambda slot, events: self._on_events(slot, events, number), on_failure)
+
+    def _on_events(self, slot: RaySlot, events: list[tuple[int, LaunchEvent]], number: int) -> None:
+        events = [event for event in events if event[0] > slot.seq]
         if events:
             slot.seq = events[-1][0]
-        self._ask(slot, slot.actor.take.remote(slot.seq, TAKE_S), self._on_events)
+        if number == slot.exchange:
+            self._pause(slot)
         for _, event in events:
             run = slot.runs.get(getattr(event, "run_id", ""))
             if run is None or (isinstance(event, Ended) and event.exit.attempt != run.attempt):
@@ -374,6 +440,11 @@ class RayExecutor:
                 self._tell(event)
 
     def _finish(self, slot: RaySlot | None, run: RayRun, exit_: Exit) -> None:
+        is_mirrored = self._config.folder is not None and exit_.reason != "not started"
+        if is_mirrored and slot is not None and slot in self._slots.values() and run.exit is None:
+            run.exit = exit_
+            self._copy(slot, run)
+            return
         self._forget(slot, run)
         self._tell(Ended(run.run_id, exit_))
 
@@ -436,6 +507,9 @@ class RayExecutor:
         for run in list(slot.runs.values()):
             if run.run_id in waiting:  # it was never handed over
                 self._reject(slot, run)
+            elif run.exit is not None:  # not all of its files were copied
+                self._forget(slot, run)
+                self._tell(Ended(run.run_id, run.exit))
             else:
                 self._lose(run)
 
@@ -457,13 +531,17 @@ class RayExecutor:
             ended = read_exit(run.record_dir, run.attempt)
             if ended is not None:
                 self._finish(None, run, ended)
-            elif not os.path.lexists(run.record_dir / claim_name(run.attempt)):
+            elif self._config.folder is None and not os.path.lexists(run.record_dir / claim_name(run.attempt)):
                 if now > run.over_at + SETTLE_S:
                     self._reject(None, run)
             elif now > run.over_at + run.grace + SETTLE_S and not _is_alive_here(run):
                 why = "the node that it was on was lost"
                 exit_ = Exit(None, reason=run.stop or "lost", message=why, ended=time.time(), attempt=run.attempt)
                 self._finish(None, run, exit_)
+        if self._config.folder is not None:
+            for slot in self._slots.values():
+                for run in [run for run in slot.runs.values() if now >= run.copy_at]:
+                    self._copy(slot, run)
         waiting = [slot for slot in self._slots.values() if not slot.is_ready and now > slot.since + PLACE_S]
         if not waiting:
             return
@@ -494,20 +572,36 @@ def connect(config: RayConfig) -> Any:
         raise LabError("the executor ray needs Ray", hint="pip install 'looplab[ray]'") from error
     if ray.is_initialized():
         return ray
+    require_listener(config.address)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ray.init(address=config.address, log_to_driver=False, configure_logging=False)
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LabError(
-            f"cannot connect to the Ray cluster at {config.address}: {why}",
-            hint="start one with `ray start --head`, or set executor.ray.address",
-        ) from error
+        raise _unreachable(config.address, why) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():  # Ray's own would end the engine at once
                 signal.signal(number, handler)
     return ray
+
+
+def _unreachable(address: str, why: str) -> LabError:
+    return LabError(
+        f"cannot connect to the Ray cluster at {address}: {why}",
+        hint="start one with `ray start --head`, or set executor.ray.address; nothing was started",
+    )
+
+
+def require_listener(address: str) -> None:
+    """Raise LabError if nobody listens at the address of a cluster: Ray itself would try for a minute, then abort."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _is_alive_here(run: RayRun) -> bool:

@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from looplab.launch import leased
-from looplab.launch.base import LATE_DEVICES, Ended, LaunchEvent, LaunchSpec, Place, Rejected, Started
+from looplab.launch.base import LATE_DEVICES, Ended, Exit, LaunchEvent, LaunchSpec, Place, Rejected, Started
 from looplab.launch.local import LocalExecutor
+from looplab.launch.mirror import Chunk, Known, NodeMirror
 
 KEPT = 10_000
 """Events that are kept for engines that have not read them yet."""
 LEFT_S = 1.0
 """Seconds that an idle host waits for another engine after one has left."""
+GATHER_S = 0.003
+"""Seconds that the first event waits for others: a run ends and the next one starts at nearly the same time."""
+UNCOPIED_S = 3600.0
+"""Seconds that a host without runs waits for an engine that copies what they have written."""
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -38,16 +43,19 @@ class LeasedExecutor(LocalExecutor):
 class Host:
     """Runs in the actor. All methods are coroutines on the actor's event loop; one thread owns the executor."""
 
-    def __init__(self, idle_s: float) -> None:
+    def __init__(self, idle_s: float, folder: str | None = None, limit: int = 0) -> None:
         self._idle_s = idle_s
+        self._mirror = NodeMirror(Path(folder), limit) if folder is not None else None
         self._devices = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         self._cores = sorted(os.sched_getaffinity(0))
         self._events: deque[tuple[int, LaunchEvent]] = deque(maxlen=KEPT)
         self._seq = 0
         self._calls: deque[tuple[Any, ...]] = deque()
         self._runs: set[str] = set()
+        self._uncopied: set[str] = set()  # runs whose folder no engine has copied yet
         self._called_at = time.monotonic()
         self._waiting = 0
+        self._newest = 0  # number of the latest exchange
         self._is_left = False  # whether an engine has left, and none has come since
         self._news = asyncio.Event()
         self._loop = asyncio.get_event_loop()
@@ -60,30 +68,56 @@ class Host:
         self._is_left = False
         return self._seq, os.uname().nodename
 
-    async def do(self, calls: Sequence[tuple[Any, ...]]) -> None:
-        """Make calls of the executor, in this order."""
+    async def changes(self, run_dir: str, known: Known, final: bool) -> tuple[list[Chunk], list[str]]:
+        """Return what an engine does not have of a run folder; see `NodeMirror.changes`."""
         self._called_at = time.monotonic()
-        self._is_left = False
-        self._calls.extend(calls)
-        self._executor.wake()
+        assert self._mirror is not None
+        return await asyncio.to_thread(self._mirror.changes, run_dir, known, final=final)
+
+    async def forget(self, run_id: str, run_dir: str, keep: bool) -> None:
+        """An engine has copied the folder of a run. It is removed, unless there was too much in it."""
+        self._uncopied.discard(run_id)
+        if self._mirror is not None and not keep:
+            await asyncio.to_thread(self._mirror.forget, run_dir)
 
     async def leave(self) -> None:
         """An engine ends. If no other one is connected, the host need not wait for the next."""
         self._is_left = True
-        self._news.set()
+        self._supersede()
 
-    async def take(self, after: int, timeout: float) -> list[tuple[int, LaunchEvent]]:
-        """Return the events after this number; wait for the first."""
+    async def exchange(
+        self, calls: Sequence[tuple[Any, ...]], after: int, timeout: float
+    ) -> list[tuple[int, LaunchEvent]]:
+        """Make calls of the executor, in this order; then return the events after this number, or wait for the first.
+
+        An earlier exchange that still waits returns nothing: one call of Ray for each run is enough.
+        """
+        self._is_left = False
+        if calls:
+            self._calls.extend(calls)
+            self._executor.wake()
+        mine = self._supersede()
+        ends_at = self._loop.time() + timeout
         self._waiting += 1
         try:
-            if self._seq <= after:
+            while (left := ends_at - self._loop.time()) > 0:
                 self._news.clear()
+                if self._seq > after or self._newest != mine:
+                    break
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), timeout)
-            return [event for event in self._events if event[0] > after]
+                    await asyncio.wait_for(self._news.wait(), left)
+            if self._seq > after:
+                await asyncio.sleep(GATHER_S)
+            return [event for event in self._events if event[0] > after] if self._newest == mine else []
         finally:
             self._waiting -= 1
             self._called_at = time.monotonic()
+
+    def _supersede(self) -> int:
+        """Let the exchange that waits return, and return the number of the next."""
+        self._newest += 1
+        self._news.set()
+        return self._newest
 
     def _work(self) -> None:
         while True:
@@ -93,16 +127,31 @@ class Host:
             for event in events:
                 self._tell(event)
             is_idle = not (self._runs or self._calls or self._waiting)
-            if is_idle and time.monotonic() - self._called_at > (LEFT_S if self._is_left else self._idle_s):
+            patience = UNCOPIED_S if self._uncopied else LEFT_S if self._is_left else self._idle_s
+            if is_idle and time.monotonic() - self._called_at > patience:
                 os._exit(0)
 
     def _call(self, what: str, run_id: str, *arguments: Any) -> None:
         if what == "start":
-            spec, after = arguments
+            spec, after, *content = arguments
             self._runs.add(run_id)
+            if self._mirror is not None:
+                self._uncopied.add(run_id)
+            if content and self._mirror is not None:
+                try:
+                    spec = self._received(spec, *content)
+                except Exception as error:  # noqa: BLE001 (a full disk, a folder that cannot be made, a lost object)
+                    now, why = time.time(), f"its folder cannot be copied to {os.uname().nodename}: {error}"
+                    exit_ = Exit(None, reason="not started", message=why, started=now, ended=now, attempt=spec.attempt)
+                    self._uncopied.discard(run_id)
+                    self._tell(Ended(run_id, exit_))
+                    return
             self._executor.start(self._placed(spec), after)
         elif what == "adopt":
             run_dir, record_dir, attempt = arguments
+            if self._mirror is not None:
+                mirrored = self._mirror.run_dir(run_dir)
+                run_dir, record_dir = mirrored, mirrored / os.path.relpath(record_dir, run_dir)
             self._runs.add(run_id)
             if not self._executor.adopt(run_id, Path(run_dir), Path(record_dir), attempt):
                 self._tell(Rejected(run_id, None))
@@ -111,15 +160,33 @@ class Host:
         else:
             self._executor.cancel(run_id)
 
+    def _received(self, spec: LaunchSpec, files: Any, code: Sequence[Any]) -> LaunchSpec:
+        """Write the prepared folder of a run, and its code if this node does not have it; return the spec for here.
+
+        Args:
+            files: Content of its folder.
+            code: A reference to the content of its code, or nothing.
+        """
+        import ray
+
+        assert self._mirror is not None
+        self._mirror.write_tree(self._mirror.run_dir(spec.run_dir), files)
+        if code and spec.code is not None and not self._mirror.code(spec.code).is_dir():
+            self._mirror.write_code(spec.code, ray.get(code[0]))
+        return self._mirror.moved(spec)
+
     def _tell(self, event: LaunchEvent) -> None:
         if isinstance(event, Started):
             place = Place(os.uname().nodename, event.pid, None, tuple(self._devices), tuple(self._cores))
             event = replace(event, place=place)
         if isinstance(event, Ended | Rejected):
             self._runs.discard(event.run_id)
+        if isinstance(event, Rejected) or (isinstance(event, Ended) and event.exit.reason == "not started"):
+            self._uncopied.discard(event.run_id)
         self._seq += 1
         self._events.append((self._seq, event))
-        self._loop.call_soon_threadsafe(self._news.set)
+        if not self._news.is_set():  # `exchange` clears it before it looks at the number
+            self._loop.call_soon_threadsafe(self._news.set)
 
     def _placed(self, spec: LaunchSpec) -> LaunchSpec:
         """Return the spec with the devices that Ray gave to this actor."""

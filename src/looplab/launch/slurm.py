@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,6 @@ from looplab.launch.base import (
     ExecutorContext,
     ExecutorTraits,
     Exit,
-    LaunchEvent,
     LaunchSpec,
     Place,
     Queued,
@@ -45,8 +43,8 @@ from looplab.launch.base import (
     claim_name,
 )
 from looplab.launch.local import read_exit, read_json, read_process
+from looplab.launch.remote import STUBBORN_S, RemoteExecutor, record_of
 from looplab.runs import clock
-from looplab.runs.folder import record_folder
 from looplab.runs.redact import redact_argv
 
 COALESCE_S = 0.02
@@ -66,8 +64,8 @@ REASON_S = 10.0
 UNKNOWN_S = 15.0
 """Seconds after which a job that Slurm never listed is submitted again."""
 RESUBMIT_S = 2.0
-STUBBORN_S = 30.0
-"""Seconds beyond its grace after which a stopped run is ended by Slurm itself."""
+SBATCH_VARIABLE = re.compile(r"SBATCH_.*|SLURM_CONF|SLURM_CLUSTERS|PATH|HOME|USER|LOGNAME")
+"""Variables that sbatch itself may need."""
 QUEUED_EVERY_S = 60.0
 """Seconds between two reports of why a run waits."""
 ENDED_STATES = {
@@ -186,7 +184,7 @@ def sbatch_options(config: SlurmConfig, spec: LaunchSpec, key: str, count: int) 
 
 def batch_script(config: SlurmConfig, specs: Sequence[LaunchSpec], key: str) -> str:
     """Return the batch script of these runs: one job, or one array."""
-    records = [str(_record(spec)) for spec in specs]
+    records = [str(record_of(spec)) for spec in specs]
     header = [f"#SBATCH {_checked(option)}" for option in sbatch_options(config, specs[0], key, len(specs))]
     python = config.python or sys.executable
     log = f"{records[0]}/slurm.log"
@@ -204,10 +202,6 @@ def _checked(option: str) -> str:
     if re.search(r"[\s'\"#\\]", option):
         raise LabError(f"executor.slurm: sbatch cannot take {option!r} in a script", hint="leave out spaces and quotes")
     return option
-
-
-def _record(spec: LaunchSpec) -> Path:
-    return Path(os.path.abspath(spec.record_dir or spec.run_dir))
 
 
 def require_slurm() -> None:
@@ -230,21 +224,27 @@ def require_slurm() -> None:
         )
 
 
-class SlurmExecutor:
+class SlurmExecutor(RemoteExecutor):
     """Runs trainers as Slurm jobs; see `Executor` for the contract. One thread submits, cancels, looks and asks."""
 
     traits = ExecutorTraits(
         name="slurm", places="theirs", queues=True, prequeues=False, retries={"lost": 2, "preempted": 5}
     )
 
-    def __init__(self, context: ExecutorContext | None = None, config: SlurmConfig | None = None) -> None:
+    request_file = "launch.json"
+
+    def __init__(
+        self,
+        context: ExecutorContext | None = None,
+        config: SlurmConfig | None = None,
+        patterns: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(patterns)
         self._config = config or SlurmConfig()
-        self._env = dict(os.environ)
+        self._commands_env = dict(os.environ)
+        self.settle_s = self._config.lease + STUBBORN_S
         self._jobs: dict[str, SlurmJob] = {}
-        self._events: deque[LaunchEvent] = deque()
-        self._lock = threading.RLock()
         self._work_r, self._work_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closed = False
         self._asked_at = 0.0
         self._thread = threading.Thread(target=self._work, name="slurm", daemon=True)
@@ -258,14 +258,14 @@ class SlurmExecutor:
     def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
         with self._lock:
             for spec, _ in starts:
-                if spec.run_id in self._jobs or self.adopt(spec.run_id, spec.run_dir, _record(spec), spec.attempt):
+                if spec.run_id in self._jobs or self.adopt(spec.run_id, spec.run_dir, record_of(spec), spec.attempt):
                     continue
                 submit_at = time.monotonic() + COALESCE_S
                 self._jobs[spec.run_id] = SlurmJob(
-                    spec.run_id, Path(os.path.abspath(spec.run_dir)), _record(spec), spec.attempt, spec,
+                    spec.run_id, Path(os.path.abspath(spec.run_dir)), record_of(spec), spec.attempt, spec,
                     submit_at=submit_at,
                 )  # fmt: skip
-        self._ring(self._work_w)
+        self._ring()
 
     def cancel(self, run_id: str) -> None:
         with self._lock:
@@ -282,7 +282,7 @@ class SlurmExecutor:
             if job.stop is None or grace < job.stop[1]:
                 job.stop = (job.stop[0] if job.stop else reason, grace)
                 job.stop_sent = False
-        self._ring(self._work_w)
+        self._ring()
 
     def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None, attempt: int = 1) -> bool:
         run_dir = Path(os.path.abspath(run_dir))
@@ -302,62 +302,27 @@ class SlurmExecutor:
                 return False
             job.key, job.index, job.id = noted.get("key"), noted.get("index"), noted.get("id")
             self._jobs[run_id] = job
-        self._ring(self._work_w)
+        self._ring()
         return True
-
-    def is_alive(self, run_dir: Path, record_dir: Path | None = None) -> bool:
-        record_dir = record_dir or run_dir
-        attempt = (read_json(record_dir / "launch.json") or {}).get("attempt", 1)
-        is_known = os.path.lexists(record_dir / claim_name(attempt)) or os.path.lexists(record_dir / "job.json")
-        return is_known and read_exit(record_dir, attempt) is None
-
-    def stop_detached(self, run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
-        waiting = {}
-        for run_dir in run_dirs:
-            record_dir = record_folder(run_dir)
-            attempt = (read_json(record_dir / "launch.json") or {}).get("attempt", 1)
-            if self.is_alive(run_dir, record_dir) and self.adopt(str(run_dir), run_dir, record_dir, attempt):
-                self.stop(str(run_dir), "stop", grace)
-                waiting[str(run_dir)] = run_dir.name
-        stopped, deadline = [], time.monotonic() + grace + self._config.lease + STUBBORN_S
-        while waiting and time.monotonic() < deadline:
-            for event in self.poll(0.5):
-                if isinstance(event, Ended | Rejected) and event.run_id in waiting:
-                    stopped.append(waiting.pop(event.run_id))
-        return stopped, list(waiting.values())
-
-    def poll(self, timeout: float) -> list[LaunchEvent]:
-        if not self._events:
-            select.select([self._wake_r], [], [], timeout)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_r, 4096)
-        found = []
-        while self._events:
-            found.append(self._events.popleft())
-        return found
-
-    def wake(self) -> None:
-        self._ring(self._wake_w)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._ring(self._work_w)
+        self._ring()
         self._thread.join()
-        for descriptor in (self._work_r, self._work_w, self._wake_r, self._wake_w):
-            os.close(descriptor)
+        os.close(self._work_r)
+        os.close(self._work_w)
+        self._close_events()
 
     # -- the thread
 
-    @staticmethod
-    def _ring(descriptor: int) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake anyway
-            os.write(descriptor, b"x")
+    def _was_requested(self, record_dir: Path, attempt: int) -> bool:
+        return super()._was_requested(record_dir, attempt) or os.path.lexists(record_dir / "job.json")
 
-    def _tell(self, event: LaunchEvent) -> None:
-        self._events.append(event)
-        self._ring(self._wake_w)
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake anyway
+            os.write(self._work_w, b"x")
 
     def _work(self) -> None:
         while True:
@@ -395,7 +360,7 @@ class SlurmExecutor:
         try:
             done = subprocess.run(
                 argv, input=text, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False,
-                env=dict(env or self._env), cwd="/",
+                env=dict(env or self._commands_env), cwd="/",
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return 1, "", f"{argv[0]} timed out"
@@ -428,10 +393,15 @@ class SlurmExecutor:
         key = job_key([job.record_dir for job in jobs], jobs[0].attempt)
         secrets: dict[str, dict[str, Any]] = {}
         for index, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
-            secrets |= _write_request(job, spec)
+            secrets |= _write_request(job, spec, sorted(self._env))
             job.key, job.index = key, index if len(jobs) > 1 else None
             self._note_job(job)
-        env = {**self._env, node.SECRETS: json.dumps(secrets)} if secrets else self._env
+        # sbatch passes on its own environment (`--export=ALL`), so it gets exactly what runs get. A list of names would
+        # make Slurm load the user's login environment on the node, which is slow, and fails at some sites.
+        env = {name: value for name, value in self._commands_env.items() if SBATCH_VARIABLE.fullmatch(name)}
+        env |= self._env
+        if secrets:
+            env[node.SECRETS] = json.dumps(secrets)
         try:
             script = batch_script(self._config, specs, key)
         except LabError as error:
@@ -605,8 +575,12 @@ class SlurmExecutor:
         self._end(job, replace(exit_, started=started, ended=max(clock.now(), started or 0.0), attempt=job.attempt))
 
 
-def _write_request(job: SlurmJob, spec: LaunchSpec) -> dict[str, dict[str, Any]]:
-    """Write `launch.json`, for the launcher on the node; return what is secret, by run."""
+def _write_request(job: SlurmJob, spec: LaunchSpec, passed: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Write `launch.json`, for the launcher on the node; return what is secret, by run.
+
+    Args:
+        passed: Names of the variables of the engine that the job gets.
+    """
     argv = list(spec.argv)
     hidden: dict[str, Any] = {}
     if spec.secrets:
@@ -624,6 +598,7 @@ def _write_request(job: SlurmJob, spec: LaunchSpec) -> dict[str, dict[str, Any]]
             **{name: value for name, value in spec.env.items() if name not in spec.secrets},
             "LOOPLAB_RUN_DIR": str(job.run_dir),
         },
+        "passed": list(passed),
         "cwd": str(spec.cwd),
         "timeout": spec.timeout,
         "grace": spec.grace,

@@ -13,7 +13,8 @@ starts in a few milliseconds and stays small. It exchanges lines of JSON with th
     supervisor → engine   {"ev": "started", "id", "pid", "clock"} clock: monotonic time of the start
                           {"ev": "ended", "id", "exit": {...}}    the content of exit.json
                           {"ev": "busy", "id", "holder"}          not started: a device lock is held, or (null) the
-                                                                  start was pending too long, or cancelled
+                                                                  start was pending too long, or cancelled, or
+                                                                  the run that it waits for was not started
                           {"ev": "exists", "id"}                  the run was started before: nothing was started
 
 Promises:
@@ -283,6 +284,7 @@ class Supervisor:
         self.unsaved: list[tuple[str, str, int]] = []  # (path, text, folder descriptor) to be written again
         self.suspects: dict[int, set[str]] = {}  # orphan without a mark → runs that may have started it
         self.pending: list[tuple[str, Dict, float]] = []  # (run to wait for, spec to start, deadline)
+        self.rejected: set[str] = set()  # runs that were not started, and not asked for again since
         self.place: Dict = {}  # more entries of process.json: the job, its devices and cores
         self.boot = boot_id()
         self.namespace = pid_namespace()
@@ -376,8 +378,12 @@ class Supervisor:
         for line in lines:
             message = json.loads(line)
             if message["op"] == "start":
-                if message.get("after") and self.is_present(message["after"]):
-                    self.pending.append((message["after"], message, time.monotonic() + MAX_PENDING_S))
+                after = message.get("after")
+                self.rejected.discard(message["id"])
+                if after and self.is_present(after):
+                    self.pending.append((after, message, time.monotonic() + MAX_PENDING_S))
+                elif after in self.rejected:  # what that run was waiting for may still be running
+                    self.reject(message["id"])
                 else:
                     self.start(message)
             elif message["op"] == "cancel":
@@ -428,7 +434,7 @@ class Supervisor:
             holder = self.lock(path, spec["label"], locks)
             if holder is not None:
                 self.release(locks)
-                self.send(ev="busy", id=spec["id"], lock=path, holder=holder)
+                self.reject(spec["id"], holder)
                 return
         try:
             record_fd = os.open(spec["record"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -688,9 +694,18 @@ class Supervisor:
         now = time.monotonic()
         for waiting in list(self.pending):
             _, spec, deadline = waiting
-            if spec["id"] == run_id or now >= deadline:
+            if waiting in self.pending and (spec["id"] == run_id or now >= deadline):
                 self.pending.remove(waiting)
-                self.send(ev="busy", id=spec["id"], holder=None)
+                self.reject(spec["id"])
+
+    def reject(self, run_id: str, holder: str | None = None) -> None:
+        """Report that a run was not started, and reject the starts that wait for it."""
+        self.rejected.add(run_id)
+        self.send(ev="busy", id=run_id, holder=holder)
+        for waiting in [waiting for waiting in self.pending if waiting[0] == run_id]:
+            if waiting in self.pending:
+                self.pending.remove(waiting)
+                self.reject(waiting[1]["id"])
 
     def record_exit(self, run_id: str, record: str, outcome: Dict, record_fd: int = -1) -> None:
         """Write `exit.json`, close the record folder, and report `ended`."""

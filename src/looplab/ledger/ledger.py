@@ -394,9 +394,17 @@ class Ledger:
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         return self._db.execute(sql, parameters).fetchall()
 
+    def each(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[sqlite3.Row]:
+        """Return rows one by one; the transaction is open until the last, so read them at once."""
+        return self._db.execute(sql, parameters)
+
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._db.execute(sql, parameters).fetchone()
         return row
+
+    def limit_cache(self, kilobytes: int) -> None:
+        """Limit the memory in which SQLite keeps pages of the file; the system keeps them as well."""
+        self._db.execute(f"PRAGMA cache_size=-{kilobytes}")
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 7
+VERSION = 8
 
 JOURNALLED = "journal"
 """Key of `meta` that marks a ledger with a journal; a ledger of an older version gets both with its next event."""
@@ -54,6 +54,12 @@ CREATE TABLE IF NOT EXISTS versions (        -- of code, one row per attempt; se
 TOTALS = """
 CREATE INDEX IF NOT EXISTS runs_totals ON runs (study, status, role, devices, started, ended, state)
     WHERE state = 'ended';                 -- all columns of the totals that `status` shows, so that it reads no rows
+"""
+
+LONG_QUEUES = """
+CREATE INDEX IF NOT EXISTS proposals_requeued ON proposals (study)
+    WHERE status = 'waiting' AND proposer IN ('watch', 'again');
+CREATE INDEX IF NOT EXISTS events_attempts ON events (study, run) WHERE kind = 'attempt ended';
 """
 
 TABLES = f"""
@@ -146,7 +152,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_alarm ON events (study) WHERE kind = 'alarm';
 CREATE INDEX IF NOT EXISTS events_configured ON events (study) WHERE kind = 'study configured';
 CREATE INDEX IF NOT EXISTS events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
-{PIPELINES}{TOTALS}"""
+{PIPELINES}{LONG_QUEUES}{TOTALS}"""
 
 UPGRADES = {
     1: """
@@ -181,5 +187,6 @@ ALTER TABLE runs ADD COLUMN job TEXT;
 ALTER TABLE runs ADD COLUMN lost_s REAL NOT NULL DEFAULT 0;
 CREATE INDEX runs_retried ON runs (study) WHERE attempt > 1;
 """,
+    7: LONG_QUEUES,
 }
 """SQL that upgrades the tables of a version to the next."""

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from sys import intern
 from typing import Any, NamedTuple
 
 from looplab.errors import LabError
@@ -166,13 +167,37 @@ class Totals(NamedTuple):
 
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
-_ROLE = next(index for index, field in enumerate(fields(RunRow)) if field.name == "role")
+_PLACES = {field.name: index for index, field in enumerate(fields(RunRow))}
+_ROLE = _PLACES["role"]
+_REPEATED = tuple(_PLACES[name] for name in ("study", "proposer", "base", "state", "status", "slot", "verdict", "host"))
+"""Columns with few different texts: SQLite returns each as an object of its own, which is half the memory of a row."""
 
 
 def _run(row: sqlite3.Row) -> RunRow:
     values = list(row)
     values[_ROLE] = Role.of(values[_ROLE])
+    for place in _REPEATED:
+        if values[place] is not None:
+            values[place] = intern(values[place])
     return RunRow(*values)
+
+
+class RunOutcome(NamedTuple):
+    """What became of a run: the columns of `RunRow` that the credit of proposers depends on."""
+
+    id: str
+    n: int
+    proposer: str
+    parent: str | None
+    """Of a continuation; None for others."""
+    role: Role
+    state: str
+    status: str | None
+    verdict: str | None
+    objective: float | None
+    ended: float | None
+    is_replicated: bool
+    """Whether its config was run with other seeds."""
 
 
 def _job(kept: Any) -> Job | None:
@@ -320,6 +345,14 @@ class StudyView:
             " ORDER BY id LIMIT ?"
         )
         return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, proposer, limit))]
+
+    def requeued(self, limit: int) -> list[ProposalRow]:
+        """Proposals of watch rules, and of people who reproduce a run, that wait in the queue, oldest first."""
+        sql = (
+            "SELECT * FROM proposals INDEXED BY proposals_requeued"
+            " WHERE study=? AND status='waiting' AND proposer IN ('watch', 'again') ORDER BY id LIMIT ?"
+        )
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, limit))]
 
     def count_waiting(self) -> int:
         sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
@@ -527,8 +560,58 @@ class StudyView:
         if limit is not None:
             sql += " DESC LIMIT ?"
             parameters.append(limit)
-        found = [_run(row) for row in self.ledger.rows(sql, parameters)]
+        found = [_run(row) for row in self.ledger.each(sql, parameters)]
         return found[::-1] if limit is not None else found
+
+    def outcomes(self) -> list[RunOutcome]:
+        """Return what became of all runs that were not cancelled before they started, oldest first."""
+        sql = (
+            "SELECT id, n, proposer, iif(role=?, parent, NULL), role, state, status, verdict, objective, ended, point"
+            " FROM runs WHERE study=? AND (state!='ended' OR started IS NOT NULL) ORDER BY n"
+        )
+        replicates = (
+            "SELECT DISTINCT point FROM runs WHERE study=? AND role=? AND (state!='ended' OR started IS NOT NULL)"
+        )
+        replicated = {row[0] for row in self.ledger.each(replicates, (self.name, Role.REPLICATE))}
+        found = []
+        for row in self.ledger.each(sql, (Role.CONTINUATION, self.name)):
+            id_, n, proposer, parent, role, state, status, verdict, objective, ended, point = row
+            status, verdict = (None if one is None else intern(one) for one in (status, verdict))
+            found.append(
+                RunOutcome(
+                    id_, n, intern(proposer), parent, Role.of(role), intern(state), status, verdict, objective, ended,
+                    point in replicated,
+                )
+            )  # fmt: skip
+        return found
+
+    def runs_after(self, n: int, limit: int) -> list[RunRow]:
+        """Return the first runs with a larger number, oldest first: all runs in portions, which takes little memory."""
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND n>? ORDER BY n LIMIT ?"  # noqa: S608 (fixed texts)
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, n, limit))]
+
+    def runs_since(self, at: float, limit: int) -> list[RunRow]:
+        """Return the newest runs that were started and had not ended before a time, oldest first."""
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND started IS NOT NULL"  # noqa: S608 (fixed texts)
+            " AND coalesce(ended, ?)>=? ORDER BY n DESC LIMIT ?"
+        )
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, at, at, limit))][::-1]
+
+    def proposers_of(self, role: Role) -> set[str]:
+        """Return who proposed runs of a role."""
+        sql = "SELECT DISTINCT proposer FROM runs WHERE study=? AND role=?"
+        return {str(row[0]) for row in self.ledger.rows(sql, (self.name, role))}
+
+    def counts_since(self, at: float, now: float) -> list[tuple[str, str | None, int, int, float]]:
+        """Return role, status, runs created after a time, runs ended after it, and device seconds since then."""
+        sql = (
+            "SELECT role, status, total(created>?), total(ended>?),"
+            " total(max(0, coalesce(ended, ?) - max(started, ?)) * devices)"
+            " FROM runs WHERE study=? GROUP BY role, status"
+        )
+        found = self.ledger.rows(sql, (at, at, now, at, self.name))
+        return [(role, status, int(created), int(ended), seconds) for role, status, created, ended, seconds in found]
 
     def totals(self) -> list[Totals]:
         """Return number and device time of the runs by state, status and role."""
@@ -554,7 +637,10 @@ class StudyView:
 
     def lost_attempts(self, run: str) -> list[str]:
         """Return why the earlier attempts at a run ended: `lost` or `preempted` each."""
-        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='attempt ended' ORDER BY seq"
+        sql = (
+            "SELECT data FROM events INDEXED BY events_attempts"
+            " WHERE study=? AND run=? AND kind='attempt ended' ORDER BY seq"
+        )
         return [load_own_json(row["data"])["reason"] for row in self.ledger.rows(sql, (self.name, run))]
 
     def has_result(self, *, measured: bool) -> bool:
@@ -578,7 +664,11 @@ class StudyView:
 
     def runs_open(self) -> list[RunRow]:
         """Runs that are planned or running."""
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
+        # The planner of SQLite would read all runs, in their order, to find the few.
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs INDEXED BY runs_open"  # noqa: S608 (fixed texts)
+            " WHERE study=? AND state != 'ended' ORDER BY n"
+        )
         return [_run(row) for row in self.ledger.rows(sql, (self.name,))]
 
     def runs_of(self, point: str, warm: str | None = None) -> list[str]:
@@ -656,17 +746,25 @@ class StudyView:
         )[0][0]
         found = self.totals() if totals is None else list(totals)
         imported = sum(some.runs for some in found if some.role == Role.IMPORTED)
-        lost = self.ledger.rows("SELECT total(lost_s * devices) FROM runs WHERE study=? AND attempt > 1", (self.name,))
+        sql = "SELECT total(lost_s * devices) FROM runs INDEXED BY runs_retried WHERE study=? AND attempt > 1"
+        lost = self.ledger.rows(sql, (self.name,))
         hours = (lost[0][0] + sum(some.device_seconds for some in found)) / 3600
         return BudgetUsage(rounds, self._last_run() - imported, float(wall), hours)
 
-    def shared_usage(self, totals: Iterable[Totals] | None = None) -> BudgetUsage:
+    def sibling(self) -> StudyView:
+        """Return the study of the commands submitted to this one; of those commands, the study itself."""
+        return StudyView(self.ledger, sibling_study(self.name))
+
+    def shared_usage(
+        self, totals: Iterable[Totals] | None = None, submitted: Iterable[Totals] | None = None
+    ) -> BudgetUsage:
         """Return what the study and the commands submitted to it have used of their common budget.
 
         Args:
             totals: Those of the study, if they are known.
+            submitted: Those of the commands, if they are known.
         """
-        own, other = self.usage(totals), StudyView(self.ledger, sibling_study(self.name)).usage()
+        own, other = self.usage(totals), self.sibling().usage(submitted)
         if not other.runs and not other.wall:
             return own
         wall, until = 0.0, 0.0

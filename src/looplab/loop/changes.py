@@ -53,8 +53,9 @@ class CodeMonitor:
             self._outbox.alarm(text, run.id)
 
     def started(self, run_id: str, prepared: Prepared | None, preparer: Preparer) -> None:
-        """Raise an alarm if the code changed while the run waited in a queue: its capsule has the code from before."""
-        if prepared is None or prepared.code is None:
+        """Raise an alarm if code that is not frozen changed while the run waited in a queue: its capsule has the code
+        from before."""
+        if prepared is None or prepared.code is None or "frozen" in prepared.code:
             return
         names = code_differences(self._outputs, prepared.code, preparer.current_code())
         if names:

@@ -18,6 +18,7 @@ from looplab.config.disk import existing, network_disk
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.launch.devices import Devices
+from looplab.launch.executors import check_executor, needs_shared_disk
 from looplab.loop.preview import base_command
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
@@ -111,6 +112,11 @@ def check_lab_disk(lab: LabConfig) -> Iterator[Finding]:
     free = shutil.disk_usage(lab.folder).free / 2**30
     level: Literal["ok", "problem"] = "ok" if free >= MIN_FREE_GB else "problem"
     yield Finding("disk", "free", f"{free:.1f} GB", level, "" if level == "ok" else "make room")
+    remote = sorted({one.executor.name for one in lab.studies.values() if needs_shared_disk(one.executor)})
+    if remote and kind is None:
+        where = f"{lab.folder} is on a disk of this machine, and the nodes of {' and '.join(remote)} must see it"
+        fix = "move the lab to a shared disk, unless this machine exports it under this path or is the only node"
+        yield Finding("disk", "shared", where, "note", fix)
     if mount is not None and kind is not None:
         cache = mount.cache_s
         late = "an unknown time" if cache is None else f"up to {cache:g} s"
@@ -151,6 +157,11 @@ def _check_study(lab: LabConfig, study: StudyConfig) -> Iterator[Finding]:
         if not missing:
             yield Finding("lab", study.name, error.message, "problem", error.hint or "see `looplab check`")
         return
+    try:
+        check_executor(study.executor)
+    except LabError as error:
+        fix = (error.hint or "").removesuffix("; nothing was started")
+        yield Finding("lab", study.name, error.message, "problem", fix)
     for command in commands:
         for module in _missing_modules(command.argv, Path(command.cwd) if os.path.isdir(command.cwd) else lab.folder):
             fix = f"install it for {command.argv[0]}"

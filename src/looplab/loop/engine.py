@@ -67,6 +67,7 @@ from looplab.loop.watching import WATCHED, LiveMetrics, RunMonitor
 from looplab.measure.run_metrics import is_better, tie_break_value
 from looplab.report import labbook
 from looplab.runs import folder
+from looplab.runs.code import name_files
 from looplab.runs.durable import Syncer
 from looplab.runs.redact import remember
 
@@ -83,6 +84,8 @@ HEARTBEAT_S = 5.0
 BELIEF_S = 1.0
 """Seconds between two beliefs of the model, at least."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+PRUNE_S = 10.0
+"""Seconds between two searches for frozen code that is no longer needed."""
 UNFINISHED = ("planned", "queued", "running", Role.IMPORTED)
 """Counts that are not ended runs of the study itself."""
 PORTION_S = 0.1
@@ -115,7 +118,7 @@ class Engine:
         self._traits = traits_of(executor)
         self._outbox = Outbox(self.folder, setup.study.name, tell)
         self._tell = self._outbox.tell
-        self._preparer = Preparer(setup)
+        self._preparer = Preparer(setup, freezes=self._traits.queues and setup.study.executor.freeze)
         self._base_keys = [decide_base(setup, base).key for base in setup.bases]
         self._study_judge = StudyJudge(setup.study, self.study, self.folder) if setup.study.judge is not None else None
         decider = Decider(setup, self.study)
@@ -145,6 +148,8 @@ class Engine:
         )  # fmt: skip
         remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
+        self._pruned_at = 0.0
+        self._added_files: list[str] = []  # files that runs have written into frozen code, as reported last
         self._latest: RunRow | None = None
         self._pointers_due = False
         self._pointers_updated = 0.0
@@ -201,6 +206,7 @@ class Engine:
             self._still_ours()
             raise DamagedError(f"the ledger is damaged: {error}", file=self._ledger.path, hint=REPAIR) from error
         finally:
+            gc.unfreeze()  # a Python session may go on for long, and modules expect to be collected at its exit
             self._close(session, how)
 
     def _configure(self) -> str | None:
@@ -262,6 +268,7 @@ class Engine:
         if self._models is not None:
             self._models.keep(self._models.finish(), self._recorder, self._outbox)
         self._still_ours()
+        self._prune_code()
         ending = Ending.STOPPED if control.stopping else Ending.DRAINED if control.draining else Ending.DONE
         return Outcome(Ending.FAILED if control.failed else ending, control.why or self._planner.why)
 
@@ -360,6 +367,7 @@ class Engine:
                 if run.state in ("queued", "running"):
                     self.study.returned(run.id, "the engine ended before it was started")
                 planned.append(run)
+        self._prune_code()
         self._planner.recover(planned)
         if self._study_judge is not None:
             self._study_judge.load()
@@ -421,6 +429,17 @@ class Engine:
         """Read the state of the code from git before a transaction begins: it may take long."""
         if self._planner.queue:
             self._preparer.refresh()
+
+    def _prune_code(self) -> None:
+        """Remove frozen code that no open run needs."""
+        self._pruned_at = time.monotonic()
+        if self._preparer.freezer is None:
+            return
+        added = self._preparer.freezer.prune(run.id for run in self.study.runs_open())
+        if added and added != self._added_files:
+            text = f"runs have written into their frozen code, which is kept: {name_files(added)} in {self.folder}"
+            self._tell(Note(f"{text}; let them write to {{out_dir}}"))
+        self._added_files = added
 
     def _launch(self) -> None:
         """Give every free slot its next run."""
@@ -494,7 +513,7 @@ class Engine:
 
     def _listen(self, timeout: float | None = None) -> None:
         if timeout is None:
-            timeout = 0.0 if self._finished else TICK_S
+            timeout = 0.0 if self._finished or self._live.behind else TICK_S
         events = self._executor.poll(timeout)
         self._still_ours()
         if events or self._finished:
@@ -528,6 +547,9 @@ class Engine:
                 newest = max(ended, key=lambda run: run.n)
                 self._latest = newest if self._latest is None or newest.n > self._latest.n else self._latest
                 self._pointers_due = True
+                freezer = self._preparer.freezer
+                if freezer is not None and freezer.has_old and time.monotonic() - self._pruned_at > PRUNE_S:
+                    self._prune_code()
             self._syncer.request()
         else:
             self._fill_round()
@@ -561,6 +583,11 @@ class Engine:
             self._tell(Waiting(f"{said} Waiting until it can", event.run_id))
         else:
             self._unreachable.discard(event.run_id)
+            if event.run_id not in self.running:
+                early = self._pool.forget(event.run_id)
+                if early is None:
+                    return
+                self._launched(early, early.spec.slot)  # prequeued, and started before its turn
             run = self.running.pop(event.run_id)
             if event.exit.reason is None or not self._try_again(run, event.exit):
                 self._finished.append((run, event.exit))

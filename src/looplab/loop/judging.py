@@ -281,8 +281,8 @@ class StudyJudge:
         low, high = result.interval()
         word = "better" if result.effect >= 0 else "worse"
         return (
-            f"Held out, {challenger.run} is {word} than {champion.run} by {abs(result.effect):.4g} "
-            f"(95 % interval of the gain {low:.4g} to {high:.4g}, {result.n} pairs)."
+            f"Held out, {challenger.run} is {word} than {champion.run} by {abs(result.effect):.3g} "
+            f"(95 % interval of the gain {low:.2g} to {high:.2g}, {result.n} pairs)."
         )
 
     def last_look(self) -> str | None:

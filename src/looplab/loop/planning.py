@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from looplab.decide.base import (
     MAX_PROBLEM,
@@ -46,8 +46,34 @@ if TYPE_CHECKING:
 AHEAD = 64
 """A larger round is decided in portions, so that slots need not wait until all of it is. At most as many runs wait."""
 NO_LIMIT = 1 << 30
+COSTLY_S = 0.002
+KEPT_RATIO = 20.0
+"""How long a costly sum over all runs is used, in multiples of the CPU time that it took."""
 CALLS_CHECKED = 200
 """How many of the last calls of agents are looked for in the lab book after a crash."""
+
+
+ResultT = TypeVar("ResultT")
+
+
+class Rationed(Generic[ResultT]):
+    """A function whose cost grows with the study, called at most a twentieth of the time.
+
+    A call that took less than `COSTLY_S` of CPU time is made each time. The result of a longer one is kept for a while.
+    """
+
+    def __init__(self, function: Callable[[], ResultT]) -> None:
+        self._function = function
+        self._results: list[ResultT] = []  # the last one
+        self._due = 0.0  # when it is called again (`time.monotonic()`)
+
+    def __call__(self) -> ResultT:
+        if not self._results or time.monotonic() >= self._due:
+            used = time.thread_time()
+            self._results = [self._function()]
+            used = time.thread_time() - used
+            self._due = time.monotonic() + (KEPT_RATIO * used if used > COSTLY_S else 0.0)
+        return self._results[0]
 
 
 class Planner:
@@ -85,6 +111,10 @@ class Planner:
         self._complaints: dict[str, str] = {}
         self._resting: float | None = None  # until then (`clock.now`) only people are asked: the rest has nothing
         self._has_room = True
+        # Sums over all runs. How many there are is counted apart, and never old.
+        self._totals = Rationed(study.totals)
+        self._submitted = Rationed(study.sibling().totals)
+        self._waiting = Rationed(study.count_waiting)
         self._stops_on_failure = setup.options.stop_on_failure or any(
             entry.agent is not None and entry.agent.stop_on_failure for entry in setup.study.proposers
         )
@@ -253,8 +283,8 @@ class Planner:
     def _follow_up(self, free: int) -> None:
         """Plan what the open round still needs: replicates for the judge, and requeued runs."""
         wants = self._study_judge.requests if self._study_judge is not None else ()
-        requeued = self._study.waiting(AHEAD, Origin.WATCH) if self._setup.study.watch else []
-        requeued += self._study.waiting(AHEAD, Origin.AGAIN)
+        watches = bool(self._setup.study.watch)
+        requeued = [row for row in self._study.requeued(AHEAD) if watches or row.proposer != Origin.WATCH]
         if not wants and not requeued:
             return
         room = self._room()
@@ -378,9 +408,9 @@ class Planner:
         room -= len(self.queue)
         queues = [proposer for proposer in self._proposers if isinstance(proposer, QueueProposer)]
         if len(queues) == len(self._proposers):
-            room = min(room, self._study.count_waiting() + sum(queue.left for queue in queues))
+            room = min(room, self._waiting() + sum(queue.left for queue in queues))
         known = room < NO_LIMIT // 2
-        self.total = self._study.usage().runs + max(0, room) if known else None
+        self.total = self._study.usage(self._totals()).runs + max(0, room) if known else None
 
     def _proposals(self, n: int) -> list[Proposal]:
         if self._resting is not None and clock.now() >= self._resting:
@@ -486,9 +516,10 @@ class Planner:
 
     def _used(self) -> BudgetUsage:
         """Return what was used of the budget, which the study shares with its submitted commands."""
-        usage = self._study.shared_usage()
+        totals = self._totals()
+        usage = self._study.shared_usage(totals, self._submitted())
         # A number of runs that a person says on the command line is about this study alone.
-        return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage().runs)
+        return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage(totals).runs)
 
     def spent(self, usage: BudgetUsage | None = None) -> str | None:
         """Return which time budget is used up, in words; None: none is."""
@@ -522,7 +553,7 @@ class Planner:
             return NO_LIMIT
         runs = usage.runs - self._since("runs")
         if runs >= limit:
-            submitted = usage.runs - self._study.usage().runs
+            submitted = usage.runs - self._study.usage(self._totals()).runs
             self.why = f"all {limit} run(s) are done" + (f", {submitted} of them submitted commands" * (submitted > 0))
         return limit - runs
 

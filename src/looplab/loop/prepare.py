@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -23,6 +24,7 @@ from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.plan import Job, RunPlan
 from looplab.ledger.view import RunRow
+from looplab.loop.freezing import Freezer, FrozenState
 from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
 from looplab.loop.warm_start import check_start
 from looplab.runs import folder
@@ -73,9 +75,14 @@ class FilledCommand:
 
 
 class Preparer:
-    """Prepares the runs of one study; values that are the same for all runs are computed once."""
+    """Prepares the runs of one study; values that are the same for all runs are computed once.
 
-    def __init__(self, setup: Setup) -> None:
+    Args:
+        setup: The study.
+        freezes: Whether runs get a copy of the code, because they may wait before they start.
+    """
+
+    def __init__(self, setup: Setup, *, freezes: bool = False) -> None:
         self._setup = setup
         study = setup.study
         self._launch = study.launch
@@ -83,6 +90,7 @@ class Preparer:
         self._rendering = self._launch.config
         self._config_name = _config_name(self._rendering)
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
+        self.freezer = Freezer(setup.lab, self._outputs, self._capsules) if freezes else None
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # keeps train.log up to date
         self._live = live
@@ -99,8 +107,11 @@ class Preparer:
         return self._capsules.current
 
     def refresh(self) -> None:
-        """Inspect the lab's code in advance, so that `prepare` need not run git."""
+        """Inspect and freeze the lab's code in advance, so that `prepare` need not run git."""
         self._capsules.refresh()
+        if self.freezer is not None:
+            with contextlib.suppress(LabError):  # `prepare` reports it
+                self.freezer.current()
 
     def prepare(self, run: RunRow, plan: RunPlan, slot: Slot) -> tuple[LaunchSpec, Prepared]:
         """Create the run folder with its record.
@@ -118,7 +129,8 @@ class Preparer:
         lab = plan.place or str(self._setup.lab)
         job = plan.job
         home = self._home(lab, job)
-        cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
+        capsules = self._capsules if job is None else self._capsules_of(home)
+        frozen, not_frozen = self._freeze(run, plan, capsules)
         run_path = str(run_dir)
         config_file = f"{run_path}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run.id, run.seed, run_path, config_file, slot, lab)
@@ -126,6 +138,9 @@ class Preparer:
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
         argv = self._fill_command(plan, run.base, variables, home)
+        if frozen is not None:
+            argv, home = frozen.tree.moved_argv(argv), frozen.tree.moved(home)
+        cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
         own = self._own_environment(run.id, run.seed, run.round, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # a submitted command has its own config
@@ -139,6 +154,8 @@ class Preparer:
         if (argv[0], home) not in self._programs:
             self._programs[argv[0], home] = find_program(argv[0], home, env)
         program = self._programs[argv[0], home]
+        imports = self.freezer.environment(frozen.tree, program, env) if frozen and self.freezer else {}
+        env |= imports
         seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
         shown = redact_argv(argv)
         about = {
@@ -153,10 +170,11 @@ class Preparer:
             "cores": list(slot.cores) if slot.fixed else None,
             "argv": shown,
         }
-        capsules = self._capsules if job is None else self._capsules_of(cwd)
-        capsule = capsules.make(shown, program, {**own, **given_shown}, seeds)
+        capsule = capsules.make(
+            shown, program, {**own, **given_shown, **imports}, seeds, frozen.code if frozen else None
+        )
         capsule["cwd"] = str(cwd)
-        unknown = doubt(capsule["code"])
+        unknown = doubt(capsule["code"]) or not_frozen
         if unknown is not None:
             about["notes"] = [*about["notes"], unknown]
         own_code = capsule["code"] if job is None and plan.place is None else None
@@ -185,8 +203,18 @@ class Preparer:
             resources=self._resources,
             attempt=run.attempt,
             secrets=secrets,
+            code=frozen.tree.path if frozen is not None else None,
         )
         return spec, prepared
+
+    def _freeze(self, run: RunRow, plan: RunPlan, capsules: Capsules) -> tuple[FrozenState | None, str | None]:
+        """Return the frozen code of a run, and why it has none if it should have; None, None: it needs none."""
+        if self.freezer is None or plan.place is not None or capsules is not self._capsules:
+            return None, None  # code in a checkout of its own
+        try:
+            return self.freezer.of_run(run.id, run.attempt), None
+        except LabError as error:
+            return None, f"its code is not frozen while it waits: {error}"
 
     def rebuild(self, run: RunRow, plan: RunPlan | None) -> dict[str, bytes]:
         """Rebuild the prepared files of a run of an earlier engine from the ledger.

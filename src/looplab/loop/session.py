@@ -233,7 +233,7 @@ def check_study(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setu
             rules = lab.folder / entry.rules
             (load_decide if rules.suffix == ".py" else read_rules)(rules)
         elif entry.search is not None:
-            from looplab.decide.search import check_packages
+            from looplab.decide.packages import check_packages
 
             with lab.at(study, "proposers"):
                 check_packages(entry.search)

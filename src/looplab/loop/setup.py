@@ -25,7 +25,7 @@ from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, show_value
 from looplab.launch.base import Slot
 from looplab.launch.command import check_templates, find_program
-from looplab.launch.devices import Devices
+from looplab.launch.devices import DRIVERS, Devices
 from looplab.launch.executors import remote_limit
 from looplab.launch.slots import MAX_SLOTS, make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
@@ -404,7 +404,7 @@ def missing_for_formal(
     missing = []
     if study.require.gpu:
         known = set(devices.ids()) if devices.present else set()
-        other_vendor = any(Path(name).exists() for name in ("/dev/kfd", "/dev/accel/accel0"))
+        other_vendor = any(Path(name).exists() for name in DRIVERS[1:])
         if not all(slot.devices or not slot.fixed for slot in slots):
             missing.append("a GPU for every slot (name them with --gpus or slots.gpus)")
         elif not known and not other_vendor and slots[0].fixed:
@@ -454,6 +454,8 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
     if not in_git(lab.folder):
         notes += (NO_GIT,)
+    if (absent := devices.why_missing(slots)) is not None:
+        notes += (absent,)
     notes = (*(flag.describe() for flag in flags), *option_notes, *notes)
     with lab.at(study, "proposers"):
         study, fidelity_notes = with_fidelity(study)

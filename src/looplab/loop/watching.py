@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from threading import Thread
 
@@ -35,10 +36,10 @@ WATCHED = "watch: "
 GAUGE_S = 0.5
 WATCH_S = 0.2
 """Seconds between two readings of a run's metrics: longer if only people look at them, and if there are many runs."""
-READING_SHARE = 0.35
+READING_SHARE = 0.42
 """Share of one core that reading may use; the time between two readings is stretched accordingly."""
-READING_COST_S = 1e-4
-"""Assumed CPU time of one reading before any was measured."""
+CREDIT_S = 0.35
+"""CPU time that reading may use at once, at most, after it has used less than its share."""
 ALERT_S = 15.0
 """Seconds to wait for each pending alert when the engine ends."""
 
@@ -193,6 +194,10 @@ class RunMonitor:
 class LiveMetrics:
     """Reads the metrics of running runs, in turns, and asks the watch rules.
 
+    All runs have the same period, so the run that was read longest ago is always the next one. The period is not
+    computed from what readings cost: reading stops when its share of the CPU is used up and continues there. A costly
+    reading (the first one of a run, a file with a million rows) therefore delays the next ones by its own time only.
+
     Args:
         setup: The study.
         outputs: Its folder.
@@ -202,38 +207,43 @@ class LiveMetrics:
 
     def __init__(self, setup: Setup, outputs: Path, monitor: RunMonitor | None, tell: Listener) -> None:
         self.of_run: dict[str, RunMetrics] = {}
+        self._shortest_s = GAUGE_S if monitor is None else WATCH_S
+        self.period = self._shortest_s
+        """Seconds between two readings of the same run, as seen last."""
+        self.behind = False
+        """Whether the last poll ended because its time was up, although reading may use more of the CPU."""
         self._study = setup.study
         self._outputs = outputs
         self._monitor = monitor
         self._tell = tell
-        self._due: list[tuple[float, str]] = []  # a heap of runs and when each is read next (`time.monotonic()`)
-        self._queued: set[str] = set()  # the runs in that heap
-        self._cost_s = READING_COST_S  # CPU time of one reading: a moving average
-
-    @property
-    def period(self) -> float:
-        """Seconds between two readings of the same run."""
-        shortest = GAUGE_S if self._monitor is None else WATCH_S
-        return max(shortest, len(self._queued) * self._cost_s / READING_SHARE)
+        self._queue: deque[tuple[float, str]] = deque()  # when a run was read last (`time.monotonic()`), oldest first
+        self._queued: set[str] = set()  # the runs in that queue
+        self._credit_s = 0.0  # CPU time that may be used for reading; negative after a costly one
+        self._polled = -inf  # when `poll` was called last
 
     def poll(
         self, running: Mapping[str, RunRow], adopted: Collection[str], portion_s: float, budget_used: str | None
     ) -> list[tuple[RunRow, Alarm]]:
         """Read what is due, for about `portion_s` seconds; return the alarms of the watch rules."""
         now = time.monotonic()
-        for run_id in running.keys() - self._queued:
-            if running[run_id].started is not None or run_id in adopted:  # else it has just started
+        self._credit_s = min(CREDIT_S, self._credit_s + READING_SHARE * (now - self._polled))
+        self._polled = now
+        for run_id in sorted(running.keys() - self._queued):
+            if running[run_id].started is not None or run_id in adopted:  # else it was just launched, or is queued
                 self._queued.add(run_id)
-                heapq.heappush(self._due, (now + self.period, run_id))
+                self._queue.append((now, run_id))
         alarms: list[tuple[RunRow, Alarm]] = []
+        self.behind = False
         spent = time.thread_time()
-        while self._due and self._due[0][0] <= now:
-            run_id = self._due[0][1]
-            run = running.get(run_id)
-            if run is None:  # it has ended
-                heapq.heappop(self._due)
+        while self._queue and self._credit_s > 0.0:
+            last, run_id = self._queue[0]
+            if run_id not in running:  # it has ended
+                self._queue.popleft()
                 self._queued.discard(run_id)
                 continue
+            if now < last + self._shortest_s:
+                break
+            run = running[run_id]
             metrics = self.of_run.get(run_id)
             if metrics is None:
                 metrics = self.of_run[run_id] = RunMetrics(self._study, self._outputs / run_id)
@@ -241,10 +251,13 @@ class LiveMetrics:
             if self._monitor is not None:
                 alarms += [(run, alarm) for alarm in self._look(self._monitor, run, metrics, batch, budget_used)]
             before, spent = spent, time.thread_time()
-            self._cost_s += 0.01 * (spent - before - self._cost_s)
+            self._credit_s -= spent - before
             read = time.monotonic()
-            heapq.heapreplace(self._due, (read + self.period, run_id))
+            self.period = read - last
+            self._queue.popleft()
+            self._queue.append((read, run_id))
             if read > now + portion_s:
+                self.behind = self._credit_s > 0.0
                 break  # the others are first next time
         return alarms
 

@@ -51,8 +51,8 @@ class CsvSource(LineSource):
 
     def _read_first_line(self, line: str) -> None:
         line = line.removeprefix("\ufeff")
-        if line.startswith("#{"):
-            return  # a comment of Stable-Baselines3's Monitor
+        if line.startswith("#{") or (line.startswith("#") and not any(sign in line for sign in DELIMITERS)):
+            return  # a comment, such as that of Stable-Baselines3's Monitor
         self._delimiter = max(DELIMITERS, key=line.count)
         cells = self._split(line)
         if all(cell == "" or _parse_float(cell) is not None for cell in cells):

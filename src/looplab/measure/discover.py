@@ -38,7 +38,9 @@ _BY_NAME = {
     "wandb-history.jsonl": "wandb_history",
     "wandb-summary.json": "wandb_summary",
 }
-_CSV = re.compile(r"(?:progress|metrics|log|history|results|monitor)\.csv")
+_CSV = re.compile(
+    r"(?i)(?:[\w.-]*[_-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
+)
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation)\.json")
 """Files that trainers write at their end."""
 IGNORED = frozenset(
@@ -425,7 +427,7 @@ def kind_of(name: str) -> str | None:
         return kind
     if name.endswith(".wandb"):
         return "wandb" if name.startswith("run-") else None
-    if name.endswith(".csv"):
+    if name.lower().endswith((".csv", ".tsv", ".txt")):
         return "csv" if _CSV.fullmatch(name) else None
     if name.endswith(".json"):
         return "trainer_summary" if _RESULTS.fullmatch(name) else None

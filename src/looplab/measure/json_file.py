@@ -45,7 +45,7 @@ class JsonFile:
         values: dict[str, float] = {}
         curves: dict[str, list[float]] = {}
         content.pop("_wandb", None)
-        _flatten("", content, self._separator, values, curves)
+        flatten_numbers("", content, self._separator, values, curves)
         values = {self._rename(name): value for name, value in values.items()}
         steps = [values[name] for name in self._step_names if name in values]
         step = steps[0] if steps else self.at_step if self.at_step is not None else 0.0
@@ -80,17 +80,39 @@ class JsonFile:
         content: Any = None
         with suppress(UntrustedError):
             content = load_json(data)
+        if isinstance(content, list):
+            content = {"history": content}
         self.skipped = 0 if isinstance(content, dict) else 1
         return content if isinstance(content, dict) else None
 
 
-def _flatten(prefix: str, value: Any, separator: str, into: dict[str, float], curves: dict[str, list[float]]) -> None:
+ROWS = frozenset({"history", "log", "logs", "log_history", "epochs", "steps", "metrics", "results", "curve", "curves"})
+"""Names of lists of rows that say nothing about the values in them."""
+
+
+def _add_rows(prefix: str, rows: list[dict[str, Any]], separator: str, curves: dict[str, list[float]]) -> None:
+    """Collect the results in a list of rows: `[{"epoch": 0, "val": {"loss": 0.3}}, …]`."""
+    above = "" if prefix.rpartition(separator)[2].lower() in ROWS else prefix
+    for row in rows:
+        values: dict[str, float] = {}
+        flatten_numbers(above, row, separator, values, {})
+        for name, value in values.items():
+            if is_result(name):
+                curves.setdefault(name, []).append(value)
+
+
+def flatten_numbers(
+    prefix: str, value: Any, separator: str, into: dict[str, float], curves: dict[str, list[float]]
+) -> None:
     """Collect the numbers of nested mappings, and lists of numbers that are named after a result: a history."""
     if isinstance(value, dict):
         if "_type" not in value:
             for key, inner in value.items():
                 if str(key).lower() not in SETTINGS:
-                    _flatten(f"{prefix}{separator}{key}" if prefix else str(key), inner, separator, into, curves)
+                    flatten_numbers(f"{prefix}{separator}{key}" if prefix else str(key), inner, separator, into, curves)
+        return
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        _add_rows(prefix, value, separator, curves)
         return
     if isinstance(value, list):
         points = [to_float(item) for item in value]

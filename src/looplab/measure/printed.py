@@ -62,8 +62,23 @@ _PAIR = re.compile(
 """A name and its value, which may be quoted or an array of one. Between them is a sign, or space (`loss 0.3`)."""
 _AFTER_BARE = re.compile(r"\s?(?:\([^()]{0,40}\))?(?:\s*+[|,;/\]\[]|\s*+\Z|\t|\s\s|\s?- )")
 """What follows a value that is printed without a sign, if nothing else belongs to it: `loss 0.3 (0.4) | …`."""
-_ALONE = re.compile(r"\s*+[A-Za-z_][\w./-]*+\s++[-+]?\d++\.\d++(?:[eE][-+]?\d++)?\s*+\Z", re.ASCII)
-"""A name and a number with decimals that are a line of their own: `  Max 90.0`."""
+_ALONE = re.compile(
+    r"\s*+[A-Za-z_][\w./@-]*+(?:(?: [A-Za-z][\w-]{0,31}){1,2}\s)?\s++[-+]?\d++\.\d++(?:[eE][-+]?\d++)?\s?%?\s*+\Z",
+    re.ASCII,
+)
+"""A name and a number with decimals that are a line of their own: `  Max 90.0`, `log loss    0.31`."""
+_AT_STEP = re.compile(
+    r"(?<![^\s,;|(\[])(?P<key>[A-Za-z_][\w./-]*+) @ ?(?P<what>(?i:step|epoch|iter|iteration|update|round) )?"
+    r"(?P<step>\d{1,15})(?=\s?[:=]\s)",
+    re.ASCII,
+)
+"""A step behind the name: `Loss/val @ 4: 0.61`."""
+_SHARE_FIRST = re.compile(
+    r"(?P<before>(?:\A|[|,;:(]|\s-)\s*+)(?P<value>\d{1,3}(?:\.\d{1,15})?)\s?%\s"
+    r"(?P<key>(?:[A-Za-z][\w-]{0,31} )?[A-Za-z][\w@-]{0,31})(?=\s*+(?:[|,;)]|\Z))",
+    re.ASCII,
+)
+"""A percentage before its name: `| 62.5% accuracy`."""
 _MEMORY = re.compile(r"\s?(?:[KMGT]i?B|bytes)\b")
 _STEP_IN_WORDS = re.compile(
     r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|optimizer step|step|iteration|iter|update|epoch|episode"
@@ -204,6 +219,10 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
         heading: The split word of a heading above it; None if there is none.
         wanted: Names that are metrics, whatever their words tell.
     """
+    if " @" in line:
+        line = _AT_STEP.sub(lambda match: f"{match['what'] or 'step '}{match['step']}, {match['key']}", line)
+    if "% " in line:
+        line = _SHARE_FIRST.sub(_name_first, line)
     lower = line.lower()
     if any(hint in lower for hint in _SETTINGS_HINTS):
         line = _without_settings(line)
@@ -246,6 +265,13 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
     return Printed(
         [(name, value.value) for name, value in zip(_names(values), values, strict=True)], steps, certain, split
     )
+
+
+def _name_first(match: re.Match[str]) -> str:
+    """Return a percentage with its name before it; unchanged if it is not the name of a result."""
+    key = match["key"].replace(" ", "_")
+    is_named = is_result(key) and not key.lower().endswith("mfu")  # how busy the device is
+    return f"{match['before']}{key}: {match['value']}%" if is_named else match[0]
 
 
 def _is_size(value: _Value) -> bool:
@@ -409,10 +435,13 @@ def _is_bare_pair(line: str, match: re.Match[str]) -> bool:
     """Return whether a name and a number without a sign between them are a metric: `loss 0.3`, `| tokens 300 |`."""
     key, start, end = match["key"], match.start(), match.end()
     before = line[max(0, start - 2) : start]
-    alone = _AFTER_BARE.match(line, end) is not None and (not before.strip() or before.rstrip()[-1] in "|,;:/][")
+    separated = not before.strip() or before[-1] == "\t" or before.rstrip()[-1] in "|,;:/]["
+    alone = _AFTER_BARE.match(line, end) is not None and separated
     if alone and not before.strip():  # two spaces, a tab, or the beginning of the line
         alone = "\t" in before or len(before) == 2 or not line[:start].strip()
     decimal = match["unit"] is not None or not match["value"].isdigit()
+    if decimal and kind_of_split(key) is not None and "." in match["value"] and has_step(line):
+        return True  # `epoch 3 train 0.31 val 0.44`
     if not (alone or (decimal and has_metric_word(key))):
         return False
     word = line[max(0, start - 32) : start].split()[-1:]

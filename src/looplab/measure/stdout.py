@@ -10,17 +10,21 @@ from pathlib import Path
 
 from looplab.measure.base import Batch, Curve
 from looplab.measure.columns import NumberColumns
+from looplab.measure.json_file import flatten_numbers
 from looplab.measure.lines import LineSource
 from looplab.measure.patterns import Groups, Patterns
 from looplab.measure.printed import NUMBER, Printed, Step, has_step, is_bare_heading, read_heading, read_line, scaled
 from looplab.measure.splits import has_split, kind_of_split
 from looplab.measure.tables import Tables, is_rule
-from looplab.measure.words import BATCH, EPOCH, INDEX, ITERATIONS, RANK, is_result
+from looplab.measure.words import BATCH, EPOCH, INDEX, ITERATIONS, RANK, is_never_metric, is_result, is_setting
+from looplab.untrusted import UntrustedError, load_json
 
 MAX_LINE = 4096
 """Bytes of a line that are read; the rest is ignored."""
 LAST_LINE = "last_line"
 """Metric of a text that names none, and whose last line is a number alone."""
+MAX_JSON = 256 << 10
+"""Characters of an indented JSON object that is read as a whole."""
 MAX_HELD = 10_000
 """Names that are held back because they may be settings; further ones are ignored."""
 
@@ -98,16 +102,26 @@ class StdoutSource(LineSource):
         """Values before the first measurement that may be settings, with their steps."""
         self._last_held: list[str] = []
         """The names in the last line, if they were held back."""
+        self._json: list[str] = []
+        """The lines so far of an indented JSON object; empty outside."""
+        self._json_size = 0
         self._last_number: float | None = None
         """The last line, if it is a number alone."""
         self._has_metrics = False
         """Whether any line so far had a metric."""
 
     def _add_line(self, line: str, matches: Sequence[Groups] | None, batch: Batch) -> None:
+        if self._json or (matches is None and line.rstrip() == "{"):
+            self._add_json_line(line, batch)
+            return
         self._last_number = _parse_value(line)
         if matches is not None:
             self._add(_read_groups(matches), batch)
             return
+        self._add_text(line, batch)
+
+    def _add_text(self, line: str, batch: Batch) -> None:
+        """Add a line that no pattern of the user matches."""
         tables, in_table = self._tables.read(line)
         for table in tables:
             self._add_table(table, batch)
@@ -123,6 +137,21 @@ class StdoutSource(LineSource):
         if not rows and not self._is_in_block(line):
             self._add(self._read_pairs(line), batch)
 
+    def _add_json_line(self, line: str, batch: Batch) -> None:
+        """Collect the lines of an indented JSON object; they are read one by one if it turns out not to be one."""
+        self._json.append(line)
+        self._json_size += len(line)
+        is_end = line.rstrip() == "}"
+        if not is_end and self._json_size < MAX_JSON and (len(self._json) == 1 or line[:1] in " \t}"):
+            return
+        lines, self._json, self._json_size = self._json, [], 0
+        if is_end and (printed := _read_json("\n".join(lines))) is not None:
+            self._last_number, self._last_held = None, []
+            self._add(printed, batch)
+            return
+        for one in lines:
+            self._add_text(one, batch)
+
     def _add_table(self, table: Printed, batch: Batch) -> None:
         """Add a table, or a row of one, under the heading above it if there is one."""
         split = self._table_split
@@ -134,6 +163,9 @@ class StdoutSource(LineSource):
 
     def _finish(self, batch: Batch) -> None:
         """Add what only the end of the text decides: a last table, and values in the very last line of the text."""
+        lines, self._json, self._json_size = self._json, [], 0
+        for line in lines:
+            self._add_text(line, batch)
         for table in self._tables.finish():
             self._add_table(table, batch)
         if not self._is_training:
@@ -276,6 +308,28 @@ def _read_groups(matches: Sequence[Groups]) -> Printed:
             else:
                 metrics.append((name, value))
     return Printed(metrics, steps, certain=True)
+
+
+def _read_json(text: str) -> Printed | None:
+    """Return the numbers of a printed JSON object, nested ones with slashes; None if it is not JSON, or not nested."""
+    try:
+        content = load_json(text)
+    except UntrustedError:
+        return None
+    if not isinstance(content, dict) or not any(isinstance(value, dict) for value in content.values()):
+        return None  # line by line, a heading above it applies
+    values: dict[str, float] = {}
+    flatten_numbers("", content, "/", values, {})
+    steps = [Step(RANK[name.lower()], name, value) for name, value in values.items() if name.lower() in RANK]
+    metrics = [
+        (name, value)
+        for name, value in values.items()
+        if name.lower() not in RANK and not is_never_metric(name.rpartition("/")[2])
+    ]
+    results = [name for name, _ in metrics if is_result(name.rpartition("/")[2])]
+    return Printed(
+        metrics, steps, certain=bool(results) and not any(is_setting(name.rpartition("/")[2]) for name in values)
+    )
 
 
 def _decode(line: bytes) -> str:

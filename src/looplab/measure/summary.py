@@ -52,6 +52,21 @@ _MAX_WORDS = frozenset(
         "mcc",
         "ndcg",
         "mrr",
+        *(
+            "prec",
+            "top1",
+            "top3",
+            "top5",
+            "top10",
+            "miou",
+            "jaccard",
+            "kappa",
+            "spearman",
+            "pearson",
+            "cider",
+            "meteor",
+        ),
+        *("chrf", "winrate", "purity", "hits"),
         "sps",
         "fps",
         "throughput",
@@ -87,6 +102,7 @@ _MIN_WORDS = frozenset(
         "fid",
         "time",
         "regret",
+        *("bpd", "lpips", "fvd", "eer", "mpjpe", "crps", "smape", "rmsle", "deviance", "xent"),
     }
 )
 _NEGATED = frozenset({"neg", "negative"})

@@ -28,7 +28,21 @@ ITERATIONS = frozenset({RANK["iter"], RANK["iteration"]})
 _NEVER = NOT_METRICS | {
     *("debug", "info", "warn", "warning", "error", "critical", "fatal", "trace"),
     *("cuda", "gpu", "cpu", "mps", "xpu", "tpu", "device", "localhost", "host", "port", "http", "https", "errno"),
-    *("pid", "rank", "local_rank", "world_size", "seed", "line", "version", "date", "data", "v_num", "dur", "code"),
+    *(
+        "pid",
+        "rank",
+        "local_rank",
+        "world_size",
+        "seed",
+        "line",
+        "version",
+        "date",
+        "data",
+        "v_num",
+        "dur",
+        "code",
+        "taken",
+    ),
 }
 """Names that are never metrics."""
 _NEVER_WORDS = frozenset({

@@ -44,6 +44,10 @@ class ScriptSetting:
     default: Any = MISSING
     choices: tuple[Any, ...] | None = None
     help: str = ""
+    low: float | None = None
+    """The smallest value that the script takes; None: not known."""
+    high: float | None = None
+    """The largest."""
     required: bool = False
     positional: bool = False
     boolean: BooleanStyle | None = None
@@ -78,6 +82,14 @@ class Interface:
     """What a person should know, as sentences."""
     offers: tuple[str, ...] = ()
     """Knobs that need a change of the base config, as YAML; the lab file has them as comments."""
+    specs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Ranges of settings that are known better than by name and default, as in the lab file."""
+    groups: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Config groups of Hydra that have several options: the option in use, and all of them."""
+    leading: tuple[str, ...] | None = None
+    """Words between the script and its settings, of a script with commands; None: those without a placeholder."""
+    typed: tuple[str, ...] | None = None
+    """What a person typed for the settings; None: all that follows the script."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,9 @@ class Script:
     python: str | None
     """The interpreter; None: not a Python script."""
     module: str | None = None
-    """`python -m MODULE`."""
+    """`python -m MODULE`, or the module of the function that a console script calls."""
+    program: Path | None = None
+    """The console script of a package, if it is called by its name: `spacy train`."""
     arguments: tuple[str, ...] = ()
     """What follows the script in the command."""
 
@@ -147,8 +161,21 @@ class Script:
         path, folder = self.path.resolve(), self.folder.resolve()
         if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
             return None
-        depth = self.module.count(".") + (path.stem == "__main__" and not self.module.endswith("__main__"))
-        return path.parents[depth]
+        return self.import_root
+
+    @property
+    def import_root(self) -> Path | None:
+        """The folder from which its module is imported; None: it is not a module."""
+        if self.module is None:
+            return None
+        path = self.path.resolve()
+        is_package = path.stem in ("__init__", "__main__") and self.module.rpartition(".")[2] != path.stem
+        return path.parents[self.module.count(".") + is_package]
+
+    @property
+    def name(self) -> str:
+        """What people call it: `train.py`, `spacy`."""
+        return self.path.name if self.program is None else self.program.name
 
     @property
     def prefix(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Prints the file that `python -m MODULE` would run: python find_module.py MODULE
 
+With a second argument, it is the file that `import MODULE` would run: the `__init__.py` of a package.
 Imports nothing of looplab; works on Python 3.8 and later. No package is imported, as `importlib.util.find_spec` would
 do with the parents of a module: each level is looked up in the folders of the level above.
 """
@@ -31,7 +32,7 @@ def find_spec(name: str) -> Any:
 def main() -> None:
     sys.path[0] = ""  # as for `python -m`
     spec = find_spec(sys.argv[1])
-    if spec is not None and spec.submodule_search_locations is not None:
+    if spec is not None and spec.submodule_search_locations is not None and len(sys.argv) == 2:
         spec = find_spec(sys.argv[1] + ".__main__")
     print(getattr(spec, "origin", None) or "")
 

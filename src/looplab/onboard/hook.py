@@ -21,6 +21,7 @@ import io
 import json
 import math
 import os
+import re
 import runpy
 import socket
 import sys
@@ -94,7 +95,9 @@ def divert_writes() -> None:
     def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
         if os.path.isdir(path):
             raise FileExistsError(17, "File exists", os.fspath(path))
-        REAL_MKDIR(with_parent(diverted(path)), *args, **kwargs)
+        moved = with_parent(diverted(path))
+        if not os.path.isdir(moved):  # else it made it before, and will not find it where it looks
+            REAL_MKDIR(moved, *args, **kwargs)
 
     def there(file: Any) -> Any:
         """Return the diverted file if only that one exists."""
@@ -236,6 +239,33 @@ def reads_back(action: argparse.Action, default: Any) -> bool | None:
     return found == words or (found == [default] and not isinstance(default, list))
 
 
+PROBES = (-1.0, 0.0, 0.5, 0.999, 1.0, 2.0)
+"""Values that the conversion of an option is asked about, beside multiples of its default."""
+
+
+def accepted_range(action: argparse.Action, default: Any) -> tuple[Any, Any]:
+    """Return the smallest and the largest value that a conversion of the script's own takes, as far as it was asked;
+    None where it took all."""
+    convert = action.type
+    if not callable(convert) or convert in (int, float) or isinstance(default, bool):
+        return None, None
+    if not isinstance(default, (int, float)) or action.nargs not in (None, "?"):
+        return None, None
+    kind = type(default)
+    values = {kind(value) for value in (*PROBES, *(default * 10.0**power for power in (-2, -1, 1, 2)))}
+    taken, low, high = {default}, None, None
+    for value in sorted(values):
+        with contextlib.suppress(BaseException):  # a conversion may raise anything, SystemExit too
+            convert(repr(value))
+            taken.add(value)
+    for value in sorted(values - taken):
+        if value < default:
+            low = min(item for item in taken if item > value)
+        elif high is None:
+            high = max(item for item in taken if item < value)
+    return low, high
+
+
 def boolean_words(action: argparse.Action) -> str | None:
     """Return how a bool must be written for its conversion: `value` (True, False), `empty` ("True", ""), or None."""
     for name, false in (("value", "False"), ("empty", "")):
@@ -285,6 +315,7 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
             "exclusive": exclusive.get(id(action)),
             "opaque": told is None and default is not None,
         }
+        option["low"], option["high"] = accepted_range(action, told)
         if kind.endswith("SubParsersAction") and isinstance(action.choices, dict) and depth < 3:
             option["commands"] = {
                 str(name): argparse_options(sub, depth + 1)
@@ -345,11 +376,64 @@ def hook_argparse(parses_again: bool) -> None:
 # -- signatures and dataclasses
 
 
+def type_hints(thing: Any) -> dict[str, Any]:
+    """Return the annotations of a class or a function, those of `Annotated` with their metadata."""
+    try:
+        return typing.get_type_hints(thing, include_extras=True)
+    except TypeError:  # Python 3.8
+        return typing.get_type_hints(thing)
+
+
+def union_of(kind: Any) -> list[Any]:
+    """Return the members of a union that has a dataclass in it; empty: it is something else."""
+    if hasattr(kind, "__metadata__"):
+        kind = typing.get_args(kind)[0]
+    origin = typing.get_origin(kind)
+    if origin is not typing.Union and str(origin) != "<class 'types.UnionType'>":
+        return []
+    members = list(typing.get_args(kind))
+    return members if any(dataclasses.is_dataclass(plain_type(member)) for member in members) else []
+
+
+def plain_type(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+
+
+def command_name(kind: Any) -> str:
+    """Return the name that tyro gives to a member of a union: its class in kebab case, unless it has one."""
+    for item in getattr(kind, "__metadata__", ()):
+        if isinstance(getattr(item, "name", None), str):
+            return str(item.name)
+    name = getattr(plain_type(kind), "__name__", str(kind))
+    if name == "NoneType":
+        return "None"
+    return (
+        "None" if name == "NoneType" else re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+    )
+
+
+def union_option(name: str, hint: Any, value: Any, *, required: bool) -> dict[str, Any]:
+    """Return the commands that choose a member of a union: `optimizer:adam`, with the options of each."""
+    commands: dict[str, Any] = {}
+    chosen = None
+    above = name.replace("_", "-")
+    for member in union_of(hint):
+        kind = plain_type(member)
+        command = command_name(member)
+        command = command if not name else above + ":" + command
+        own = value if dataclasses.is_dataclass(kind) and type(value) is kind else None
+        if own is not None:
+            chosen = command
+        prefix = name + "." if name else ""
+        commands[command] = field_options(kind, own, prefix) if dataclasses.is_dataclass(kind) else []
+    return {"name": name, "commands": commands, "chosen": chosen, "required": required and chosen is None}
+
+
 def field_options(kind: Any, default: Any = None, prefix: str = "") -> Options:
     """Return the options of a dataclass, nested ones with dots."""
     options: Options = []
     try:
-        hints = typing.get_type_hints(kind)
+        hints = type_hints(kind)
     except Exception:  # noqa: BLE001 (an annotation may raise anything)
         hints = {}
     for field in dataclasses.fields(kind):
@@ -364,6 +448,9 @@ def field_options(kind: Any, default: Any = None, prefix: str = "") -> Options:
                 value, has = field.default_factory(), True
         hint = hints.get(field.name, field.type)
         name = prefix + field.name
+        if len(union_of(hint)) > 1:
+            options.append(union_option(name, hint, value if has else None, required=not has))
+            continue
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             options += field_options(hint, value if has else None, name + ".")
             continue
@@ -386,7 +473,7 @@ def option_of(name: str, hint: Any, value: Any, *, has: bool, text: str = "") ->
 def signature_options(function: Any) -> Options:
     options: Options = []
     try:
-        hints = typing.get_type_hints(function)
+        hints = type_hints(function)
     except Exception:  # noqa: BLE001 (an annotation may raise anything)
         hints = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -394,6 +481,10 @@ def signature_options(function: Any) -> Options:
             continue
         has = parameter.default is not parameter.empty
         hint = hints.get(parameter.name)
+        if len(union_of(hint)) > 1:
+            value = parameter.default if has else None
+            options.append(union_option(parameter.name, hint, value, required=not has))
+            continue
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             options += field_options(hint, parameter.default if has else None, parameter.name + ".")
             continue
@@ -411,15 +502,29 @@ def hook_tyro() -> None:
     tyro: Any = importlib.import_module("tyro")
 
     def cli(f: Any, *args: Any, default: Any = None, **kwargs: Any) -> None:
-        kind = type(f) if dataclasses.is_dataclass(f) and not isinstance(f, type) else f
-        if dataclasses.is_dataclass(kind):
+        kind = plain_type(type(f) if dataclasses.is_dataclass(f) and not isinstance(f, type) else f)
+        if len(union_of(f)) > 1:
+            options = [union_option("", f, default, required=True)]
+        elif dataclasses.is_dataclass(kind):
             options = field_options(kind, default if dataclasses.is_dataclass(default) else None)
         else:
             options = signature_options(f) if callable(f) else []
         record("tyro", options)
         sys.exit(0)
 
+    def from_dict(subcommands: Any, *args: Any, **kwargs: Any) -> None:
+        commands = {str(name): callable_options(item) for name, item in subcommands.items()}
+        record("tyro", [{"name": "", "commands": commands, "chosen": None, "required": True}])
+        sys.exit(0)
+
+    def from_configs(configs: Any, *args: Any, **kwargs: Any) -> None:
+        commands = {str(name): field_options(type(item[1]), item[1]) for name, item in configs.items()}
+        record("tyro", [{"name": "", "commands": commands, "chosen": None, "required": True}])
+        sys.exit(0)
+
     tyro.cli = cli
+    tyro.extras.subcommand_cli_from_dict = from_dict
+    tyro.extras.overridable_config_cli = from_configs
 
 
 def hook_fire() -> None:
@@ -474,6 +579,8 @@ def click_options(command: Any) -> Options:
                 "choices": choices,
                 "low": plain(getattr(source, "min", None)),
                 "high": plain(getattr(source, "max", None)),
+                "low_open": bool(getattr(source, "min_open", False)),
+                "high_open": bool(getattr(source, "max_open", False)),
                 "default": plain(default),
                 "required": bool(parameter.required),
                 "multiple": bool(getattr(parameter, "multiple", False)),
@@ -496,12 +603,12 @@ def click_type(parameter: Any) -> tuple[str | None, list[Any] | None, Any]:
     return type_name(annotation), choices_of(annotation), parameter
 
 
-def click_commands(group: Any, prefix: str = "", depth: int = 0) -> dict[str, Options]:
-    """Return the options of the commands of a group, those of nested groups as `outer inner`."""
-    found: dict[str, Options] = {}
+def click_commands(group: Any, depth: int = 0) -> dict[str, Any]:
+    """Return the options of the commands of a group, and the commands of nested groups."""
+    found: dict[str, Any] = {}
     for name, command in (getattr(group, "commands", None) or {}).items():
-        inner = click_commands(command, f"{prefix}{name} ", depth + 1) if depth < 2 else {}
-        found.update(inner or {prefix + str(name): click_options(command)})
+        inner = click_commands(command, depth + 1) if depth < 2 else {}
+        found[str(name)] = {"options": click_options(command), "sub": inner}
     return found
 
 
@@ -509,8 +616,7 @@ def hook_click() -> None:
     import click
 
     def main(self: Any, *args: Any, **kwargs: Any) -> None:
-        sub = click_commands(self)
-        record("click", click_options(self), commands=list(sub), sub=sub)
+        record("click", click_options(self), sub=click_commands(self))
         sys.exit(0)
 
     click.Command.main = main  # type: ignore[assignment,method-assign,unused-ignore]

@@ -151,7 +151,7 @@ def _run(
     Returns:
         The end of what it printed, and its exit code (None: too slow).
     """
-    target = ["-m", script.module] if script.module else [str(script.path)]
+    target = [str(script.program or script.path)] if script.program or not script.module else ["-m", script.module]
     hook, out = Path(__file__).with_name("hook.py"), scratch / "parsers.json"
     python = shutil.which(script.python or "python") or str(script.python)
     command = [python, str(hook), str(out), str(scratch), ",".join(frameworks), *target, *arguments]

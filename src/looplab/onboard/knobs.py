@@ -9,7 +9,7 @@ import keyword
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ OTHER = _words(
     key url classes vocab data dataset datasets split version dtype precision compile fp16 bf16 amp tf32 cache
     deterministic benchmark pin prefetch config help plot show mode env environment task torch past index limit image
     img input labels report overwrite dry demo profile sanity points timeout hours minutes seconds memory queue buckets
-    year date download pretrained"""
+    year date download pretrained buffers"""
 )
 """Where, what and how to run, not how to learn."""
 RATES = _words("lr lrs lrate eta blr learningrate")
@@ -50,7 +50,9 @@ SHARES = _words(
 NEAR_ONE = _words("momentum beta gamma discount gae lambda lmbda lam ema polyak rho")
 BELOW_ONE = _words("gamma discount gae momentum ema polyak rho")
 """Those of `NEAR_ONE` that mean nothing above one."""
-SIZES = _words("hidden width dim units embd embed embedding emb channels filters features inner ff ffn latent model")
+SIZES = _words(
+    "hidden width dim dims units embd embed embedding emb channels filters features inner ff ffn latent model"
+)
 COUNTS = _words(
     "layers layer depth head heads blocks estimators trees leaves leaf neighbors neighbours components clusters factors"
 )
@@ -69,6 +71,10 @@ CLIP_FROM_ZERO = {"choices": [0.0, 0.5, 1.0, 5.0]}
 MIX_FROM_ZERO = {"choices": [0.0, 0.1, 0.2, 0.4, 0.8]}
 SEEDS = ("seed", "random_seed", "random_state", "rng_seed", "manual_seed", "seed_everything", "manualseed", "rand_seed")
 """Names of the seed of a training, the most usual first."""
+NOT_TRAINING = _words(
+    "data dataset split splits fold folds eval evaluation test val valid validation dev sample sampling"
+)
+"""Words of seeds that choose what is measured, or on what, beside the seed of the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +105,93 @@ def find_seed(settings: Sequence[ScriptSetting]) -> str | None:
     """Return the name of the seed of the training; None: there is none."""
     seeds = [setting.name for setting in settings if is_seed(setting) and not setting.positional]
 
-    def rank(name: str) -> tuple[int, int]:
+    def rank(name: str) -> tuple[bool, int, int]:
+        words = words_of(name)
         plain = "_".join(words_of(name.rpartition(".")[2]))
-        return (SEEDS.index(plain) if plain in SEEDS else len(SEEDS), name.count("."))
+        return (
+            bool(NOT_TRAINING & set(words)),
+            SEEDS.index(plain) if plain in SEEDS else len(SEEDS),
+            name.count("."),
+        )
 
     return min(seeds, key=rank, default=None)
 
 
+def unused_settings(settings: Sequence[ScriptSetting], values: Mapping[str, Any]) -> set[str]:
+    """Return the settings that belong to something which is switched off, or to a choice that is not taken.
+
+    `swa_lr` is not used without `--swa`, nor `adafactor_beta` with `--optimizer adam`.
+
+    Args:
+        values: What was typed, by name; other settings have their defaults.
+    """
+    off: set[tuple[str, ...]] = set()
+    not_taken: set[str] = set()
+    for setting in settings:
+        value = values.get(setting.name, setting.default)
+        words = words_of(setting.name)
+        if setting.kind == "bool" and value is False:
+            off.add(tuple(words[1:] if words[0] in SWITCH and len(words) > 1 else words))
+        elif setting.choices is not None and set(words_of(setting.name.rpartition(".")[2])) & CHOICES:
+            others = [words_of(choice) for choice in setting.choices if isinstance(choice, str) and choice != value]
+            taken = set(words_of(value)) if isinstance(value, str) else set()
+            not_taken |= {one[0] for one in others if len(one) == 1 and len(one[0]) > 2} - taken
+    off -= {(word,) for word in GENERIC}
+    not_taken -= GENERIC
+    found = set()
+    for setting in settings:
+        words = words_of(setting.name)
+        heads = {tuple(words[:size]) for size in range(1, len(words))}
+        if heads & off or (len(words) > 1 and {words[0], words[-1]} & not_taken):
+            found.add(setting.name)
+    return found
+
+
+SWITCH = _words("use enable enabled with do is has apply")
+"""Words before the name of what a bool switches on."""
+GENERIC = _words(
+    "train training data model eval test batch step layer group weight learning hidden max min num lr loss mean sum"
+)
+"""Words that begin the names of many settings, whatever a switch or a choice of that name is."""
+
+
 def suggest(setting: ScriptSetting) -> Suggestion:
-    """Return what a setting looks like."""
+    """Return what a setting looks like; the range of its knob has only values that the script takes."""
+    choices = setting.choices
+    if choices is not None and len(choices) > 2 and all(type(choice) is int for choice in choices):
+        first, last = min(choices), max(choices)
+        if sorted(choices) == list(range(first, last + 1)):  # choices=range(1, 51)
+            setting = replace(setting, kind="int", choices=None, low=first, high=last)
+    suggestion = _suggest(setting)
+    if suggestion.spec is None or (setting.low is None and setting.high is None):
+        return suggestion
+    default = setting.default
+    spec = _within(suggestion.spec, -math.inf if setting.low is None else setting.low, setting.high)
+    return _checked(replace(suggestion, spec=spec), default)
+
+
+def _within(spec: Mapping[str, Any], low: float, high: float | None) -> dict[str, Any] | None:
+    """Return a knob without the values that are too small or too large; None: nothing is left to search."""
+    high = math.inf if high is None else high
+    if "choices" in spec:
+        kept = [choice for choice in spec["choices"] if isinstance(choice, str) or low <= choice <= high]
+        return {**spec, "choices": kept} if len(kept) > 1 else None
+    bounds = max(spec["low"], low), min(spec["high"], high)
+    if spec["type"] == "int":
+        bounds = math.ceil(bounds[0]), math.floor(bounds[1])
+    return {**spec, "low": bounds[0], "high": bounds[1]} if bounds[0] < bounds[1] else None
+
+
+def inside(bound: Any, kind: str, *, upper: bool) -> float | None:
+    """Return the bound of an open interval as one of a closed interval: `< 1` is `<= 0` of an int, `<= 0.999` of a
+    float; None if it is not a number."""
+    if isinstance(bound, bool) or not isinstance(bound, int | float):
+        return None
+    step = 1 if kind == "int" else 1e-3 * (abs(bound) or 1e-3)
+    return bound - step if upper else bound + step
+
+
+def _suggest(setting: ScriptSetting) -> Suggestion:
     last = words_of(setting.name.rpartition(".")[2])
     known = {word.rstrip("0123456789") or word for word in last} | set(last)
     if is_seed(setting):
@@ -127,7 +211,7 @@ def suggest(setting: ScriptSetting) -> Suggestion:
         return Suggestion("other")
     pairs = {f"{a}_{b}" for a, b in pairwise(last)}
     if setting.kind == "float":
-        return _checked(_float(known, pairs, float(default), is_other=is_other), default)
+        return _checked(_float(setting, known, pairs, float(default), is_other=is_other), default)
     return _checked(_int(known, pairs, int(default), is_other=is_other), default)
 
 
@@ -150,9 +234,9 @@ def _choice(known: set[str], choices: Sequence[Any], default: Any, *, is_other: 
     return Suggestion(role, {"choices": usable} if len(usable) <= 4 * MOST_CHOICES else None)
 
 
-def _float(known: set[str], pairs: set[str], default: float, *, is_other: bool) -> Suggestion:
+def _float(setting: ScriptSetting, known: set[str], pairs: set[str], default: float, *, is_other: bool) -> Suggestion:
     """Return what a setting with a real default looks like."""
-    if known & RATES or pairs & {"learning_rate", "base_rate"}:
+    if known & RATES or pairs & {"learning_rate", "learn_rate", "base_rate"}:
         return _rate(known, default)
     if "weight_decay" in pairs or known & DECAYS:
         return Suggestion("knob", _log(default, 100) or FROM_ZERO)
@@ -182,7 +266,9 @@ def _float(known: set[str], pairs: set[str], default: float, *, is_other: bool) 
         off = (
             CLIP_FROM_ZERO if known & {"clip", "norm"} else MIX_FROM_ZERO if known & {"mixup", "cutmix"} else FROM_ZERO
         )
-        return Suggestion("knob", _log(default, 10) or off)
+        # The weight of a term of the loss changes what the loss means.
+        role: Role = "doubtful" if "weight" in known and "loss" in f"{setting.help} {setting.name}".lower() else "knob"
+        return Suggestion(role, _log(default, 10) or off)
     return Suggestion("doubtful", _log(default, 10))
 
 
@@ -223,7 +309,7 @@ def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> S
     if known & {"batch", "bs", "minibatch", "minibatches", "batchsize", "microbatch"} and "norm" not in known:
         return Suggestion("knob" if default > 1 else "other", _batch_sizes(default))
     if known & COUNTS and default > 0 and (not is_other or "leaf" in known):
-        return Suggestion("knob", {"type": "int", "low": max(1, default // 2), "high": 2 * default})
+        return Suggestion("knob", {"type": "int", "low": max(1, default // 2), "high": max(3, 2 * default)})
     if known & LENGTH:
         return Suggestion("length", _around(default, least=2 if "split" in known else 1))
     if "lora" in known and known & {"rank", "r"} and default > 1:
@@ -236,11 +322,12 @@ def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> S
 
 
 def _log(default: float, factor: float, *, most: float = math.inf) -> dict[str, Any] | None:
-    """Return a logarithmic range around a default, up to `most`."""
-    if default <= 0:
+    """Return a logarithmic range around a default, up to `most`; None if the default is zero or next to it."""
+    low = _short(default / factor)
+    if low <= 0:
         return None
     high = max(_short(min(default * factor, most)), default)
-    return {"type": "float", "low": min(_short(default / factor), default), "high": high, "log": True}
+    return {"type": "float", "low": min(low, default), "high": high, "log": True}
 
 
 def _near_one(default: float) -> dict[str, Any]:

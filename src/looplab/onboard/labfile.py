@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,14 @@ from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
 from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
-from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest
+from looplab.onboard.introspect import NO_COMMAND_LINE
+from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest, unused_settings, words_of
+from looplab.onboard.output_folder import OUTPUT, predicted_output
 from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.config_file import RUNNER
+from looplab.onboard.readers.hydra import search_groups
 from looplab.onboard.source import call_name
+from looplab.onboard.typed import given_values
 
 MANY = 60
 """Settings beyond which only those that look like hyper-parameters are part of the base config."""
@@ -36,6 +42,8 @@ class NewLab:
     files: Mapping[str, str]
     """Content by name."""
     knobs: tuple[str, ...]
+    ranges: tuple[str, ...]
+    """The knobs with their defaults and ranges, for people."""
     seed: str | None
     """Config key of the seed; None: the script has none."""
     objective: str | None
@@ -75,6 +83,8 @@ def make_lab(
     Raises:
         LabError: The script needs settings that were not given.
     """
+    if specs is None:
+        interface = search_groups(script, interface)
     draft = _draft(script, interface)
     if specs is not None:
         known = {setting.name: setting for setting in interface.settings}
@@ -89,34 +99,43 @@ def make_lab(
         needed = " ".join(
             f"--{setting.name} …" if not setting.positional else setting.name.upper() for setting in draft.missing
         )
-        raise LabError(
-            f"{script.path.name} needs {', '.join(setting.name for setting in draft.missing)}",
-            hint=f"give what it needs: looplab init {script.path.name} {needed}",
-        )
+        asked = "introspection" in vars(script) and script.introspection.problem
+        names = ", ".join(setting.name for setting in draft.missing)
+        if asked and asked != NO_COMMAND_LINE:
+            raise LabError(
+                f"{script.name} could not be asked for its options ({asked}); by its source it needs {names}",
+                hint=f"make `{shlex.join(script.prefix)} --help` work here, or give them: {needed}",
+            )
+        raise LabError(f"{script.name} needs {names}", hint=f"give what it needs: looplab init {script.name} {needed}")
     stem = script.path.parent.name if script.path.stem == "__main__" else script.path.stem
+    stem = stem if script.program is None else script.name
     study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
     base_file = f"{study}.base.json"
+    cwd = "run" if starts_in_run_folder(script) and not _has_input_folder(interface, draft, script.folder) else None
+    if cwd is None:
+        typed = {word.partition("=")[0] for word in script.arguments}
+        for words in predicted_output(interface, script.folder):
+            draft.fixed += words if words[0].partition("=")[0] not in typed else []
+    else:
+        draft.fixed = _from_lab(draft.fixed, script.folder)
     command = _command(script, interface, draft)
-    cwd = "run" if starts_in_run_folder(script) else None
-    lines = [
-        f"# Made by `looplab init` from {script.path.name} ({interface.reader}). `looplab check` shows what it does."
-    ]
-    lines += [f"study: {study}", "launch:", f"  command: {_flow(command)}"]
+    lines = [f"# Made by `looplab init` from {script.name} ({interface.reader}). `looplab check` shows what it does."]
+    lines += [f"study: {study}", "launch:", f"  command: {flow(command)}"]
     if interface.rendering:
-        lines.append(f"  config: {_flow(dict(interface.rendering))}")
+        lines.append(f"  config: {flow(dict(interface.rendering))}")
     if interface.env:
-        lines.append(f"  env: {_flow(dict(interface.env))}")
+        lines.append(f"  env: {flow(dict(interface.env))}")
     if cwd:
         lines.append("  cwd: run  # it writes next to where it is started: each run gets its own folder")
     lines.append(f"base: {base_file}")
     lines += _objective_lines(objective, goal)
     lines += ["knobs:" if draft.knobs else "knobs: {}"]
     for setting, suggestion in draft.knobs:
-        lines.append(f"  {_key(setting)}: {_flow(dict(suggestion.spec or {}))}{_comment(setting)}")
+        lines.append(f"  {_key(setting)}: {flow(dict(suggestion.spec or {}))}{_comment(setting)}")
     if draft.doubtful or interface.offers:
         lines += ["  # Perhaps also:", *(f"  # {offer}" for offer in interface.offers)]
         lines += [
-            f"  # {_key(setting)}: {_flow(dict(suggestion.spec))}{_comment(setting)}"
+            f"  # {_key(setting)}: {flow(dict(suggestion.spec))}{_comment(setting)}"
             for setting, suggestion in draft.doubtful
             if suggestion.spec
         ]
@@ -131,13 +150,30 @@ def make_lab(
     files = {LAB_FILE: "\n".join(lines) + "\n", base_file: json.dumps(draft.base, indent=2) + "\n"}
     if RUNNER in command:
         files[RUNNER] = (Path(__file__).with_name(RUNNER)).read_text()
-    return NewLab(files, tuple(setting.name for setting, _ in draft.knobs), draft.seed, objective, interface.notes)
+    return NewLab(
+        files=files,
+        knobs=tuple(setting.name for setting, _ in draft.knobs),
+        ranges=tuple(_range(setting, suggestion.spec or {}) for setting, suggestion in draft.knobs),
+        seed=draft.seed,
+        objective=objective,
+        notes=interface.notes,
+    )
+
+
+def _range(setting: ScriptSetting, spec: Mapping[str, Any]) -> str:
+    """Return a knob in a few words: `lr 0.1 [0.001 … 1, log]`, `optimizer sgd [sgd | adam]`."""
+    default = "" if setting.default in (MISSING, None) else f" {setting.default}"
+    if "choices" in spec:
+        return f"{setting.name}{default} [{' | '.join(map(str, spec['choices']))}]"
+    if "low" not in spec or "high" not in spec:
+        return f"{setting.name}{default}"
+    return f"{setting.name}{default} [{spec['low']:g} … {spec['high']:g}{', log' if spec.get('log') else ''}]"
 
 
 def _draft(script: Script, interface: Interface) -> _Draft:
     draft = _Draft()
-    arguments = list(script.arguments)
-    for word in _leading_words(script, interface):
+    arguments = list(script.arguments if interface.typed is None else interface.typed)
+    for word in _leading_words(script, interface) if interface.typed is None else ():
         if word in arguments:
             arguments.remove(word)  # part of the command already
     values, draft.fixed = given_values(arguments, interface.settings) if interface.base is None else ({}, arguments)
@@ -145,13 +181,18 @@ def _draft(script: Script, interface: Interface) -> _Draft:
     if interface.base is not None:
         draft.base = json.loads(json.dumps(interface.base, default=str))  # a date becomes a text
     draft.seed = find_seed(interface.settings)
+    unused = unused_settings(interface.settings, values)
     groups = {name.rpartition(".")[0] for name in (setting.name for setting in interface.settings) if "." in name}
     for setting in interface.settings:
         if interface.base is None and setting.name in groups and not setting.required:
             continue  # `--model resnet` beside `--model.width 64`: a base config has one or the other
         value = values.get(setting.name, setting.default)
-        here = ScriptSetting(setting.name, setting.kind, value, setting.choices, setting.help)
+        here = replace(setting, default=value)
         suggestion = suggest(here)
+        if setting.name in interface.specs:
+            suggestion = replace(suggestion, spec=interface.specs[setting.name])
+        if setting.name in unused and suggestion.role == "knob" and setting.name not in values:
+            suggestion = replace(suggestion, role="doubtful")
         if setting.name == draft.seed:
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 value = FIRST_SEED
@@ -177,97 +218,33 @@ def _draft(script: Script, interface: Interface) -> _Draft:
     return draft
 
 
-def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tuple[dict[str, Any], list[str]]:
-    """Split what a person typed after the script into values of settings and words that stay as they are."""
-    by_flag = _by_flag(settings)
-    by_word = {setting.word: setting for setting in settings if setting.word is not None}
-    positional = [setting for setting in settings if setting.positional]
-    values: dict[str, Any] = {}
-    rest: list[str] = []
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        flag, sign, text = word.partition("=")
-        setting, on = next(
-            (by_flag[way] for way in (flag, flag.replace("_", "-"), _snake(flag)) if way in by_flag), (None, True)
-        )
-        if setting is None and positional and not word.startswith("-") and positional[0].kind != "unknown":
-            first = positional.pop(0)
-            values[first.name] = _parse(word, first)
-            continue
-        if setting is None:
-            rest.append(word)
-            continue
-        takes = not sign and setting.boolean not in ("present", "absent", "switch")
-        if setting.kind == "bool":
-            takes = takes and bool(queue) and queue[0].lower() in BOOLEANS
-        several = setting.spread and takes
-        taken: list[str] = []
-        while takes and queue and not _is_flag(queue[0], by_flag) and (several or not taken):
-            taken.append(queue.pop(0))
-        if suggest(setting).role == "other" or setting.kind == "unknown":
-            rest += [word, *taken]
-        elif setting.kind == "bool" and not sign and not taken:
-            values[setting.name] = on
-        elif several:
-            values[setting.name] = [_number(item) for item in taken]
-        else:
-            values[setting.name] = _parse(text if sign else "".join(taken[:1]), setting)
-    for i, word in enumerate(rest):
-        held = by_word.get("".join(re.split("([:=])", word, maxsplit=1)[:2]))
-        if held is not None:
-            values[held.name], rest[i] = held.default, f"{held.word}{{config.{held.name}}}"
-    return values, rest
+def _has_input_folder(interface: Interface, draft: _Draft, folder: Path) -> bool:
+    """Return whether a value of the config, or a default, is a folder of the project that is read from."""
+    names = {setting.name: setting.default for setting in interface.settings} | dict(_leaves(draft.base))
+    return any(isinstance(value, str) and _is_input_folder(name, value, folder) for name, value in names.items())
 
 
-BOOLEANS = {"1", "0", "true", "false", "yes", "no", "on", "off"}
-
-
-def _by_flag(settings: Sequence[ScriptSetting]) -> dict[str, tuple[ScriptSetting, bool]]:
-    """Return the setting of each flag, and for a bool what the flag makes of it."""
-    found: dict[str, tuple[ScriptSetting, bool]] = {}
-    for setting in settings:
-        if setting.positional:
-            continue
-        if setting.boolean in ("switch", "absent"):
-            parent, dot, last = setting.name.rpartition(".")
-            found[setting.off or f"--{parent}{dot}no-{last}"] = (setting, False)
-        if setting.boolean != "absent":
-            for flag in (setting.flag or f"--{setting.name}", *setting.aliases):
-                found[flag] = (setting, True)
-    return found
-
-
-def _snake(flag: str) -> str:
-    dashes = len(flag) - len(flag.lstrip("-"))
-    return flag[:dashes] + flag[dashes:].replace("-", "_")
-
-
-def _is_flag(word: str, known: Mapping[str, Any]) -> bool:
-    """Return whether a word is a flag, rather than a negative number or another value."""
-    return word.startswith("--") or word.partition("=")[0] in known
-
-
-def _number(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _parse(text: str, setting: ScriptSetting) -> Any:
+def _is_input_folder(option: str, value: str, folder: Path) -> bool:
+    if not value or value.startswith(("/", "~", "-", "{")) or not value.strip("./") or OUTPUT & set(words_of(option)):
+        return False
     try:
-        if setting.kind == "int":
-            return int(text)
-        if setting.kind == "float":
-            return float(text)
-    except ValueError:
-        return text
-    if setting.kind == "bool":
-        return text.lower() in ("1", "true", "yes", "on")
-    return text
+        return (folder / value).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _from_lab(words: Sequence[str], folder: Path) -> list[str]:
+    """Return typed words for a trainer that starts in its run folder: folders that are read from are in the lab.
+
+    Files need no change: they become absolute paths when a run starts.
+    """
+    found: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        option, sign, value = word.rpartition("=")
+        is_option = before.startswith("-") or bool(sign)
+        is_input = is_option and _is_input_folder(option or before, value, folder)
+        found.append(f"{option}{sign}{{lab}}/{os.path.normpath(value)}" if is_input else word)
+    return found
 
 
 def _is_given(setting: ScriptSetting, words: Sequence[str]) -> bool:
@@ -296,6 +273,8 @@ def _has(draft: _Draft, setting: ScriptSetting) -> bool:
 
 def _leading_words(script: Script, interface: Interface) -> list[str]:
     """Return the words of the command between the script and its settings, such as `train` of `cli.py train`."""
+    if interface.leading is not None:
+        return list(interface.leading)
     return list(takewhile(lambda word: "{" not in word, interface.command[len(script.prefix) :]))
 
 
@@ -325,12 +304,12 @@ def _key(setting: ScriptSetting) -> str:
     return setting.name if re.fullmatch(r"[A-Za-z_][\w.-]*", setting.name) else json.dumps(setting.name)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """Return a value as YAML on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow, value)) + "]"
     if (
         isinstance(value, str)
         and re.fullmatch(r"[A-Za-z_][\w./-]*", value)

@@ -14,27 +14,26 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from looplab.config import paths
-from looplab.config.edits import parse_edit
-from looplab.config.files import Document, put, read_document, take_out, write_atomic
-from looplab.config.lab import LAB_FILE, RUN_FOLDER, ConfigRendering, LabConfig, ObjectiveConfig, StudyConfig, load_lab
-from looplab.config.paths import Concrete, show
+from looplab.config.files import put, take_out
+from looplab.config.lab import LAB_FILE, RUN_FOLDER, ConfigRendering, LabConfig, ObjectiveConfig, StudyConfig
+from looplab.config.paths import show
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, show_value
 from looplab.launch.command import CONFIG_PLACEHOLDERS, VARIABLE, flag_of, flag_words, rendered_leaves
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.study import StudyLedger
-from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, base_paths
 from looplab.measure.discover import IGNORED
 from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting, flag_rendering
 from looplab.onboard.knobs import words_of
+from looplab.onboard.mend_edits import delete, move, rename_key, renamed, set_item, set_value
+from looplab.onboard.mend_files import LabFiles, Mending
 from looplab.onboard.readers import read_interface
 from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.readers.hydra import kind_of
@@ -53,58 +52,13 @@ MAX_FILES = 20_000
 OUTPUTS = "outputs"
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """One change of a file."""
-
-    file: str
-    """Relative to the lab."""
-    why: str
-    diff: tuple[str, ...]
-    """The lines that go (`- …`) and come (`+ …`)."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"file": self.file, "why": self.why, "diff": list(self.diff)}
-
-
-@dataclass(frozen=True, slots=True)
-class Mending:
-    """What can be mended in a lab, and what a person has to decide."""
-
-    fixes: tuple[Fix, ...]
-    doubts: tuple[str, ...]
-    files: Mapping[Path, tuple[bytes, bytes]]
-    """Content before and after, by file."""
-
-    def apply(self, folder: Path) -> None:
-        """Write the fixes; if the lab does not pass its checks afterwards, put the files back.
-
-        Raises:
-            LabError: It does not pass.
-        """
-        for path, (_, new) in self.files.items():
-            write_atomic(path, new)
-        try:
-            lab = load_lab(folder)
-            for study in lab.studies.values():
-                check_study(lab, study, RunOptions(informal=True))
-        except BaseException as error:
-            for path, (old, _) in self.files.items():
-                write_atomic(path, old)
-            if not isinstance(error, LabError):
-                raise
-            raise LabError(
-                f"not everything can be mended, so nothing was changed: {error.message}", hint=error.hint
-            ) from None
-
-
 def find_mending(lab: LabConfig, studies: Sequence[StudyConfig], *, ask: bool) -> Mending:
     """Return what can be mended in a lab.
 
     Args:
         ask: Ask the scripts for their settings, which starts them with `--help`.
     """
-    files = _LabFiles(lab.folder)
+    files = LabFiles(lab.folder)
     doubts: dict[str, None] = {}
     for study in studies:
         mender = _Mender(lab, study, files, doubts)
@@ -112,68 +66,10 @@ def find_mending(lab: LabConfig, studies: Sequence[StudyConfig], *, ask: bool) -
     return Mending(tuple(files.fixes), tuple(doubts), files.changed())
 
 
-class _LabFiles:
-    """The documents that are changed, and how."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.fixes: list[Fix] = []
-        self._documents: dict[Path, Document] = {}
-        self._before: dict[Path, tuple[str, str]] = {}
-        """The file as it is, and as it would be written without a change."""
-
-    def document(self, path: Path) -> Document:
-        if path not in self._documents:
-            document = read_document(path)
-            self._documents[path] = document
-            self._before[path] = (path.read_text(), document.text())
-        return self._documents[path]
-
-    def change(self, path: Path, why: str, action: Callable[[Any], None]) -> None:
-        """Change the data of a file; a fix is noted if that changes its text."""
-        document = self.document(path)
-        before = self._text(path)
-        action(document.data)
-        after = self._text(path)
-        lines = _changed_lines(before, after)
-        if lines:
-            name = os.path.relpath(path, self.folder)
-            self.fixes.append(Fix(name, why, tuple(lines)))
-
-    def changed(self) -> dict[Path, tuple[bytes, bytes]]:
-        found = {}
-        for path in self._documents:
-            new = self._text(path)
-            if new != self._before[path][0]:
-                found[path] = (path.read_bytes(), new.encode())
-        return found
-
-    def _text(self, path: Path) -> str:
-        """Return the text of a document: the lines of the file, except for those that have changed."""
-        document = self._documents[path]
-        original, unchanged = self._before[path]
-        new = document.text()
-        if new == unchanged:
-            return original
-        old_lines, same_lines, new_lines = (text.splitlines(keepends=True) for text in (original, unchanged, new))
-        if len(old_lines) != len(same_lines):
-            return new
-        result: list[str] = []
-        matcher = difflib.SequenceMatcher(None, same_lines, new_lines, autojunk=False)
-        for tag, start, end, first, last in matcher.get_opcodes():
-            result += old_lines[start:end] if tag == "equal" else new_lines[first:last]
-        return "".join(result)
-
-
-def _changed_lines(before: str, after: str) -> list[str]:
-    lines = difflib.ndiff(before.splitlines(), after.splitlines())
-    return [line.rstrip() for line in lines if line.startswith(("- ", "+ "))]
-
-
 class _Mender:
     """Looks at one study."""
 
-    def __init__(self, lab: LabConfig, study: StudyConfig, files: _LabFiles, doubts: dict[str, None]) -> None:
+    def __init__(self, lab: LabConfig, study: StudyConfig, files: LabFiles, doubts: dict[str, None]) -> None:
         self._lab, self._study, self._files, self._doubts = lab, study, files, doubts
         self._lab_file = lab.folder / LAB_FILE
         self._rendering = study.launch.config
@@ -279,7 +175,7 @@ class _Mender:
         if interface.rendering.get("as", "file") != way:
             if way != "file" and interface.rendering.get("as", "file") != "file":
                 self._doubt(
-                    f"{script.path.name} takes its settings in another way now ({interface.reader}), and launch.config "
+                    f"{script.name} takes its settings in another way now ({interface.reader}), and launch.config "
                     f"passes them as {way}"
                 )
             return
@@ -303,7 +199,7 @@ class _Mender:
                 self._rename(key, found[0], script)
             elif found:
                 names = ", ".join(setting.name for setting in found)
-                self._doubt(f"{key} is no longer a setting of {script.path.name}; it may be {names} now")
+                self._doubt(f"{key} is no longer a setting of {script.name}; it may be {names} now")
             else:
                 self._remove(key, script, fresh, certain=certain)
         self._name_required(script, interface)
@@ -357,20 +253,20 @@ class _Mender:
         new_name = setting.name.replace("-", "_") if self._rendering.case == "kebab" else setting.name
         old = paths.parse(key)
         new = show((*old[:-1], new_name)) if self._rendering.keys == "flat" else new_name
-        why = f"{key} of {script.path.name} is {setting.name} now (the same kind and default)"
+        why = f"{key} of {script.name} is {setting.name} now (the same kind and default)"
         for path in self._bases.values():
-            self._files.change(path, why, lambda data: _move(data, key, new))
+            self._files.change(path, why, lambda data: move(data, key, new))
 
         def rename(block: Any) -> None:
             if key in (block.get("knobs") or {}):
-                _rename_key(block["knobs"], key, new)
+                rename_key(block["knobs"], key, new)
 
         self._change_lab("knobs", why, rename)
         for section in ("seed", "flags", "constraints", "normalise", "derive", "modes", "launch"):
 
             def rename_mentions(block: Any, section: str = section) -> None:
                 if section in block:
-                    block[section] = _renamed(block[section], key, new, section)
+                    block[section] = renamed(block[section], key, new, section)
 
             self._change_lab(section, why, rename_mentions)
         if self._study.seed is None and key.rpartition(".")[2].lower() == "seed":
@@ -387,7 +283,7 @@ class _Mender:
                     self._doubt(f"{name} names {key}; change it by hand")
 
     def _remove(self, key: str, script: Script, fresh: Sequence[ScriptSetting], *, certain: bool) -> None:
-        what = f"{key} is no longer a setting of {script.path.name}"
+        what = f"{key} is no longer a setting of {script.name}"
         similar = [setting.name for setting in fresh if _similarity(self._name(key), setting.name) >= LIKE]
         if similar:
             self._doubt(f"{what}; it may be {', '.join(similar)} now, which has another kind or default")
@@ -398,7 +294,7 @@ class _Mender:
             self._doubt(f"{what}, and the lab file names it elsewhere; change it by hand")
             return
         for path in self._bases.values():
-            self._files.change(path, what, lambda data: _delete(data, key))
+            self._files.change(path, what, lambda data: delete(data, key))
 
         def remove(block: Any) -> None:
             if key in (block.get("knobs") or {}):
@@ -431,14 +327,16 @@ class _Mender:
             if not setting.required or setting.default is not MISSING or _normal(setting.name) in given:
                 continue
             if setting.positional:
-                place = _script_word(self._command)
+                if f"{{config.{setting.name}}}" in self._command:
+                    continue
+                place = (0, False) if script.program is not None else _script_word(self._command)
                 rest = self._command[place[0] + 1 :] if place else []
                 if any(not word.startswith("-") and word not in CONFIG_PLACEHOLDERS for word in rest):
                     continue
             elif {setting.name, _normal(setting.name)} & {*words, *map(_normal, words)}:
                 continue
             where = " or ".join([*self._bases] or ["the base config"])
-            self._doubt(f"{script.path.name} needs {setting.name} now; write it to {where} or to launch.command")
+            self._doubt(f"{script.name} needs {setting.name} now; write it to {where} or to launch.command")
 
     # -- how values are written
 
@@ -520,7 +418,11 @@ class _Mender:
 
     def _is_wrong(self, key: str, setting: ScriptSetting, fitting: ConfigRendering, value: Any) -> bool:
         """Return whether the words of a key are not those that the script's parser reads."""
-        if value is MISSING or value is None or (isinstance(value, list) and setting.kind != "list"):
+        if (
+            value is MISSING
+            or value is None
+            or (isinstance(value, list) and setting.kind != "list" and not setting.spread)
+        ):
             return False
         values = (True, False) if isinstance(value, bool) and setting.kind == "bool" else (value,)
         place, own = tuple(paths.parse(key)), tuple(setting.name.split("."))
@@ -542,11 +444,11 @@ class _Mender:
                 if setting is None or paths.find(self._base(path), key):
                     continue
                 if setting.default is MISSING or setting.default is None:
-                    self._doubt(f"{name} lacks the knob {key}, and {script.path.name} has no default for it")
+                    self._doubt(f"{name} lacks the knob {key}, and {script.name} has no default for it")
                     continue
                 value = setting.default
-                why = f"{key} is a knob, and {name} lacks it; {show_value(value)} is the default of {script.path.name}"
-                self._files.change(path, why, partial(_set, key=key, value=value))
+                why = f"{key} is a knob, and {name} lacks it; {show_value(value)} is the default of {script.name}"
+                self._files.change(path, why, partial(set_value, key=key, value=value))
 
     def _compare_with_hydra(self, interface: Interface) -> None:
         """Name keys that Hydra composes differently, because unchanged keys are not passed to it."""
@@ -583,7 +485,7 @@ class _Mender:
         if len(everywhere) == 1:
             new = everywhere[0]
             why = f"{key} is not in the base configs, and {new} is their only seed"
-            self._change_lab("seed", why, lambda block: _set_item(block, "seed", new))
+            self._change_lab("seed", why, lambda block: set_item(block, "seed", new))
         else:
             which = f"which of {', '.join(everywhere)}?" if everywhere else "they have no other seed"
             self._doubt(f"seed: {key} is not in the base configs; {which}")
@@ -647,7 +549,7 @@ class _Mender:
             return
         new = found[0]
         why = f"the last {len(measured)} run(s) measured {new}, and not {objective.metric}; `looplab remeasure` follows"
-        self._change_lab("objective", why, lambda block: _set_item(block["objective"], "metric", new))
+        self._change_lab("objective", why, lambda block: set_item(block["objective"], "metric", new))
 
     def _measured(self) -> list[set[str]]:
         """Return the metrics of the last ended runs that have any."""
@@ -686,16 +588,17 @@ def _known_flags(script: Script) -> frozenset[str]:
     while left:
         option = left.pop()
         found = [*(option.get("flags") or ()), *(option.get("off") or ())]
-        flags.update(found or ([f"--{option['name']}"] if "name" in option else ()))
+        flags.update(found or ([f"--{option['name']}"] if option.get("name") else ()))
         left += [inner for options in (option.get("commands") or {}).values() for inner in options]
     return frozenset(flags)
 
 
 def _options_of(parser: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the options of a recorded parser, and those of its commands."""
-    inner = parser.get("sub")
-    groups = inner.values() if isinstance(inner, Mapping) else ()
-    return [*parser.get("options", ()), *(option for options in groups for option in options)]
+    found = list(parser.get("options", ()))
+    for inner in (parser.get("sub") or {}).values():  # a command of click, or the options of one of fire
+        found += _options_of(inner) if isinstance(inner, Mapping) else inner
+    return found
 
 
 def _is_certain(script: Script, interface: Interface, known: frozenset[str]) -> bool:
@@ -830,99 +733,3 @@ def _is_legal(key: str, spec: Mapping[str, Any], value: Any) -> bool:
 
 
 # -- changes of documents
-
-
-def _set_item(node: Any, key: str, value: Any) -> None:
-    node[key] = value
-
-
-def _set(data: Any, key: str, value: Any) -> None:
-    """Set a dotted key, and create the tables above it."""
-    *above, last = paths.parse(key)
-    for part in above:
-        if part not in data:
-            put(data, part, {})
-        data = data[part]
-    put(data, last, value)
-
-
-def _delete(data: Any, key: str) -> None:
-    found = paths.find(data, key)
-    if len(found) == 1:
-        _take_out(data, found[0])
-
-
-def _take_out(data: Any, place: Concrete) -> None:
-    """Delete a place, and the tables above it that become empty."""
-    for depth in range(len(place), 0, -1):
-        parent = paths.get(data, place[: depth - 1])
-        take_out(parent, place[depth - 1])
-        if parent or depth == 1:
-            return
-
-
-def _move(data: Any, key: str, new: str) -> None:
-    """Rename a dotted key of a config; within one table it keeps its position."""
-    found = paths.find(data, key)
-    if len(found) != 1:
-        return
-    place = found[0]
-    target = paths.parse(new)
-    if tuple(map(str, place[:-1])) == target[:-1]:
-        _rename_key(paths.get(data, place[:-1]), str(place[-1]), target[-1])
-        return
-    value = paths.get(data, place)
-    _take_out(data, place)
-    _set(data, new, value)
-
-
-def _rename_key(mapping: Any, old: str, new: str) -> None:
-    """Rename a key of a mapping, which keeps its position and its comment."""
-    if hasattr(mapping, "ca"):
-        at = list(mapping).index(old)
-        comment = mapping.ca.items.pop(old, None)
-        value = mapping[old]
-        del mapping[old]
-        mapping.insert(at, new, value)
-        if comment is not None:
-            mapping.ca.items[new] = comment
-        return
-    items = [(new if key == old else key, value) for key, value in mapping.items()]
-    for key in list(mapping):
-        del mapping[key]
-    for key, value in items:
-        mapping[key] = value
-
-
-def _renamed(node: Any, old: str, new: str, section: str) -> Any:
-    """Return a section of the lab file in which a key has its new name."""
-    word = re.compile(rf"(?<![\w.`-]){re.escape(old)}(?![\w.`-])")
-    quoted = f"`{new}`" if "-" in new else new
-
-    def rename(text: str, where: tuple[str, ...]) -> str:
-        if section in ("constraints", "normalise", "derive"):
-            return word.sub(quoted, text.replace(f"`{old}`", quoted))
-        if section == "modes":
-            edit = parse_edit(text)
-            return str(replace(edit, path=new)) if edit.path == old else text
-        if section == "launch":
-            if where[:1] == ("config",):
-                return new if text == old and where[1:2] in (("store_true",), ("skip",)) else text
-            return text.replace(f"{{config.{old}}}", f"{{config.{new}}}")
-        return new if text == old else text
-
-    def walk(node: Any, where: tuple[str, ...]) -> Any:
-        if isinstance(node, str):
-            changed = rename(str(node), where)
-            return node if changed == node else changed
-        if isinstance(node, dict):
-            for key in list(node):
-                node[key] = walk(node[key], (*where, str(key)))
-            if old in node and (section == "derive" or where == ("config", "names")):
-                _rename_key(node, old, new)
-        elif isinstance(node, list):
-            for index, item in enumerate(node):
-                node[index] = walk(item, where)
-        return node
-
-    return walk(node, ())

@@ -8,14 +8,18 @@ first, so its source is read too.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from looplab.config.files import read_document, write_atomic
 from looplab.config.lab import LAB_FILE, RUN_FOLDER, LabConfig, LaunchConfig, StudyConfig, load_lab
 from looplab.errors import LabError
-from looplab.onboard.base import Interface, Script
+from looplab.onboard.base import Interface, Script, ScriptSetting
+from looplab.onboard.knobs import words_of
+from looplab.onboard.readers import read_interface
 from looplab.onboard.source import call_name, calls, constant, keyword
 
 LOOKS = {"exists", "isdir", "is_dir", "listdir", "iterdir", "scandir"}
@@ -94,15 +98,90 @@ def _gives_up(body: Sequence[ast.stmt]) -> bool:
     return False
 
 
-def output_option(interface: Interface | None, files: Sequence[str]) -> str | None:
-    """Return the flag whose default is the folder of these files; None: there is none, or it is not known."""
+def output_words(interface: Interface | None, files: Sequence[str]) -> list[str]:
+    """Return the options whose defaults are the places of these files, each with a place in the run folder."""
+    found: list[str] = []
     for setting in interface.settings if interface is not None else ():
-        default = setting.default
-        if isinstance(default, str) and default.strip("./") and not setting.positional:
-            place = os.path.normpath(default)
-            if any(file == place or file.startswith(place + os.sep) for file in map(os.path.normpath, files)):
-                return setting.flag or f"--{setting.name}"
-    return None
+        place = _relative_place(setting)
+        if place is not None and any(
+            file == place or file.startswith(place + os.sep) for file in map(os.path.normpath, files)
+        ):
+            found += _in_run_folder(interface, setting, place)
+    return found
+
+
+def predicted_output(interface: Interface, folder: Path) -> list[list[str]]:
+    """Return the words of options that are named after output, with a place in the run folder: `--out {out_dir}/x`.
+
+    Their default is a place in the project that does not exist; what exists may be input.
+    """
+    found: list[list[str]] = []
+    for setting in interface.settings if interface.base is None else ():
+        place = _relative_place(setting)
+        words = set(words_of(setting.name))
+        if place is None or words & INPUT or not words & OUTPUT:
+            continue
+        is_place = bool(words & PLACES) or "/" in str(setting.default) or os.path.splitext(place)[1] != ""
+        if is_place and not os.path.exists(folder / place):
+            found.append(_in_run_folder(interface, setting, place))
+    return found
+
+
+OUTPUT = {
+    *("out", "output", "outputs", "outdir", "outfile", "save", "savedir", "log", "logs", "logdir", "logging", "work"),
+    *("workdir", "result", "results", "checkpoint", "checkpoints", "ckpt", "ckpts", "run", "runs", "exp", "experiment"),
+    *("export", "dump", "tensorboard", "tb", "summary", "metrics", "history", "artifact", "artifacts"),
+}
+"""Words in the names of options that say where to write."""
+PLACES = {"dir", "directory", "folder", "path", "root", "file", "outdir", "outfile", "savedir", "logdir", "workdir"}
+INPUT = {"data", "dataset", "input", "load", "resume", "restore", "pretrained", "init", "from", "train", "test", "val"}
+"""Words of options that say what to read."""
+
+
+def _relative_place(setting: ScriptSetting) -> str | None:
+    default = setting.default
+    if not isinstance(default, str) or setting.positional or setting.kind != "str" or setting.choices:
+        return None
+    if not default.strip("./") or default.startswith(("/", "~")) or any(sign in default for sign in "{}$%:*\n "):
+        return None
+    place = os.path.normpath(default)
+    return None if place.startswith("..") else place
+
+
+def _in_run_folder(interface: Interface | None, setting: ScriptSetting, place: str) -> list[str]:
+    """Return the words that send a trainer's output to a folder below the run folder.
+
+    It is as new as the default was, so a trainer that insists on making it can.
+    """
+    flag, value = setting.flag or f"--{setting.name}", f"{{out_dir}}/{os.path.basename(place)}"
+    is_joined = interface is not None and interface.rendering.get("separator") == "equals"
+    return [f"{flag}={value}"] if is_joined else [flag, value]
+
+
+def place_output(lab: LabConfig, study: StudyConfig, script: Script | None, files: Sequence[str]) -> str | None:
+    """Write to the lab file that a trainer which wrote into the lab writes to the folder of its run.
+
+    Returns:
+        What was written, for people; None: there is no way, or it is done already.
+
+    Raises:
+        LabError: The lab is not valid with it; its file is as before.
+    """
+    launch = study.launch
+    if launch.cwd != "." or script is None or script.tree is None:
+        return None
+    words = output_words(read_interface(script), files)
+    if words:
+        with _changed_launch(lab, study) as own:
+            command = list(own["command"])
+            at = next((i for i, word in enumerate(command) if word in ("{flags}", "{overrides}")), len(command))
+            own["command"] = [*command[:at], *words, *command[at:]]
+        return f"launch.command has {' '.join(words)}"
+    with _changed_launch(lab, study) as own:
+        own["cwd"] = RUN_FOLDER
+        if script.module is not None and script.package_root is None:
+            own["env"] = {"PYTHONPATH": "{lab}", **own.get("env", {})}
+    return f"launch.cwd: {RUN_FOLDER}"
 
 
 def give_new_folder(lab: LabConfig, study: StudyConfig) -> None:
@@ -111,12 +190,19 @@ def give_new_folder(lab: LabConfig, study: StudyConfig) -> None:
     Raises:
         LabError: The lab is not valid with it; its file is as before.
     """
+    with _changed_launch(lab, study) as own:
+        own["output_dir"] = "absent"
+
+
+@contextlib.contextmanager
+def _changed_launch(lab: LabConfig, study: StudyConfig) -> Iterator[Any]:
+    """Yield `launch` of a study, and write the lab file with what becomes of it."""
     path = lab.folder / LAB_FILE
     before = path.read_bytes()
     document = read_document(path)
     data: Any = document.data
     own = next((one for one in data.get("studies", ()) if one.get("study") == study.name and "launch" in one), data)
-    own["launch"]["output_dir"] = "absent"
+    yield own["launch"]
     write_atomic(path, document.with_data(data).text().encode())
     try:
         load_lab(lab.folder)

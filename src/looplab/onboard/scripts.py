@@ -17,6 +17,7 @@ from pathlib import Path
 from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
 from looplab.onboard.base import Script
+from looplab.onboard.console import console_script
 
 PYTHON = re.compile(r"(?:.*/)?python[0-9.]*$")
 SHELLS = {"bash", "sh", "zsh"}
@@ -64,6 +65,8 @@ def find_script(words: Sequence[str], folder: Path) -> Script:
         return Script(folder, tuple(words), _file(rest[0], folder), None, arguments=tuple(rest[1:]))
     if Path(first).name in LAUNCHERS:
         return _launched(words, folder)
+    if (program := _program(words, folder)) is not None:
+        return program
     path = _file(first, folder)
     if path.suffix == ".py" or _names_python(path):
         # The Python that the person would type, which may have other packages than looplab's own.
@@ -81,6 +84,30 @@ def is_script(words: Sequence[str]) -> bool:
     if Path(first).name in (*SHELLS, *LAUNCHERS, "env") and len(words) > 1:
         return True
     return Path(first).is_file() and (Path(first).suffix in (".py", ".sh") or _names_python(Path(first)))
+
+
+def is_program(word: str, folder: Path) -> bool:
+    """Return whether a word is the name of a program that a Python package has installed."""
+    return not (folder / word).exists() and console_script(word, folder) is not None
+
+
+def _program(words: Sequence[str], folder: Path) -> Script | None:
+    """Return the script of `spacy train config.cfg`: a program of an installed package, or of this project."""
+    if (folder / words[0]).exists():
+        return None
+    found = console_script(words[0], folder)
+    if found is None:
+        return None
+    path = None if found.module is None else _installed_module(found.module, folder, found.python, imported=True)
+    return Script(
+        folder,
+        tuple(words),
+        path or found.path,
+        found.python,
+        module=found.module if path is not None else None,
+        program=found.path,
+        arguments=tuple(words[1:]),
+    )
 
 
 def _names_python(path: Path) -> bool:
@@ -134,8 +161,8 @@ def check_words(words: Sequence[str], folder: Path) -> None:
         _file(first, folder)
     if not suffix and not path.exists() and path.with_suffix(".py").is_file():
         raise LabError(f"there is no script {first}", hint=f"looplab init {first}.py")
-    is_program = len(words) > 1 and (shutil.which(first) or Path(words[1]).suffix in OTHER_LANGUAGES)
-    if is_program or suffix in OTHER_LANGUAGES or (path.is_file() and suffix not in (".yaml", ".yml")):
+    is_called = len(words) > 1 and (shutil.which(first) or Path(words[1]).suffix in OTHER_LANGUAGES)
+    if is_called or suffix in OTHER_LANGUAGES or (path.is_file() and suffix not in (".yaml", ".yml")):
         command = [OTHER_LANGUAGES[suffix]] if suffix in OTHER_LANGUAGES else []
         raise LabError(
             f"looplab reads the settings of Python and shell scripts, not of {first}",
@@ -245,12 +272,21 @@ def module_file(name: str, folder: Path, python: str) -> Path:
     )
 
 
-def _installed_module(name: str, folder: Path, python: str) -> Path | None:
-    """Return the file of a module that an interpreter has installed; nothing of it is imported."""
+def _installed_module(name: str, folder: Path, python: str, *, imported: bool = False) -> Path | None:
+    """Return the file of a module that an interpreter has installed; nothing of it is imported.
+
+    Args:
+        imported: Whether it is imported, rather than run with `-m`: a package then is its `__init__.py`.
+    """
     helper = Path(__file__).with_name("find_module.py")
     try:
         done = subprocess.run(
-            [python, str(helper), name], cwd=folder, capture_output=True, text=True, timeout=FIND_S, check=False
+            [python, str(helper), name, *(["import"] if imported else [])],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=FIND_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -136,6 +136,8 @@ def project_modules(script: Script) -> tuple[ast.Module, ...]:
         return ()
     package = script.package_root
     roots = [script.path.parent.resolve(), script.folder.resolve()]
+    if script.program is not None and package is None and script.import_root is not None:
+        roots.append(script.import_root)  # src/ of a project that is installed where it is
     roots = [root for root in dict.fromkeys(roots) if root != package]
     own = {str(script.module).partition(".")[0]: package} if package is not None else {}
     found: list[ast.Module] = [script.tree]

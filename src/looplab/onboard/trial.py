@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
 import os
@@ -10,10 +9,9 @@ import re
 import shutil
 import statistics
 import sys
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,18 +21,15 @@ from looplab.errors import LabError
 from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
-from looplab.measure.splits import KINDS, kind_of_split
-from looplab.measure.stdout import LAST_LINE
-from looplab.measure.summary import METRIC_WORDS, Directions, is_clock, plain_name
+from looplab.measure.summary import is_clock, plain_name
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
 from looplab.onboard.output_folder import must_be_new
-from looplab.onboard.scripts import module_file
-from looplab.onboard.source import call_name, calls
+from looplab.onboard.scripts import find_script, is_program, module_file
+from looplab.onboard.written import MAX_ENTRIES, WrittenFile
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
-from looplab.runs.outside import own_output
 
 Goal = Literal["min", "max"]
 SUFFIX = ".try"
@@ -187,104 +182,6 @@ def _noise(values: Sequence[float]) -> float | None:
     jumps = [abs(later - earlier) for earlier, later in pairwise(late)]
     # The median of |a - b| is 0.954 standard deviations for two normal values.
     return statistics.median(jumps) / 0.954 / spread
-
-
-# -- what it left outside its folder
-
-IGNORED = {"outputs", "__pycache__", "node_modules", "venv", "site-packages"}
-MAX_ENTRIES = 20_000
-MAX_NAMED = 200
-_CLOCK_TICK_NS = 50_000_000
-Stamps = dict[str, tuple[int, int]]
-
-
-def files_below(lab: Path) -> Stamps:
-    """Return size and modification time of the files of a lab, without its runs, hidden files and caches."""
-    found: Stamps = {}
-    own = own_output()
-    folders = deque([str(lab)])
-    left = MAX_ENTRIES
-    while folders and left > 0:
-        try:
-            with os.scandir(folders.popleft()) as listing:
-                entries = list(islice(listing, left))
-        except OSError:  # removed meanwhile, or not readable
-            continue
-        left -= len(entries)
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name in IGNORED:
-                continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    if (status.st_dev, status.st_ino) in own:
-                        continue
-                    found[os.path.relpath(entry.path, lab)] = (status.st_size, status.st_mtime_ns)
-            except OSError:
-                continue
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file in the lab that changed while a run was running."""
-
-    file: str
-    is_new: bool
-
-
-def written_files(before: Stamps, after: Stamps) -> list[WrittenFile]:
-    """Return what changed between two calls of `files_below`."""
-    return [WrittenFile(file, file not in before) for file in sorted(after) if before.get(file) != after[file]][
-        :MAX_NAMED
-    ]
-
-
-def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_script: bool = False) -> str:
-    """Return a sentence about files that a run wrote outside its folder, with what to do.
-
-    Args:
-        in_run_dir: Whether the run was started in its run folder.
-        beside_script: Whether the script may find its output folder by its own path.
-    """
-    code = [one.file for one in files if one.file.endswith(".py")]
-    changed = [one.file for one in files if not one.is_new]
-    places = _places([one.file for one in files])
-    text = f"it wrote outside its run folder: {', '.join(places[:3])}" + (
-        f" and {len(places) - 3} more" if len(places) > 3 else ""
-    )
-    if code:
-        text += f"; {code[0]} is code, so the next run may not be the same program"
-    elif changed:
-        text += f"; {changed[0]} was there before, so runs change each other's results"
-    if in_run_dir:
-        text += ". Give it a folder of its own: {out_dir} in launch.command"
-    else:
-        text += ". Set launch.cwd: run in lab.yaml, or pass {out_dir} for its output"
-    if beside_script:
-        text += "; if it writes beside its own source (it uses __file__), run one at a time: slots: {count: 1}"
-    return text
-
-
-def writes_beside_itself(script: Script) -> bool:
-    """Return whether a script has `__file__` in it, by which it may find where to write."""
-    return any(
-        isinstance(node, ast.Name) and node.id == "__file__" for tree in script.modules for node in ast.walk(tree)
-    )
-
-
-def _places(files: Sequence[str]) -> list[str]:
-    """Return files, with several of one folder as that folder."""
-    by_folder: dict[str, list[str]] = {}
-    for file in files:
-        by_folder.setdefault(file.partition("/")[0] if "/" in file else "", []).append(file)
-    return [
-        place
-        for head, names in by_folder.items()
-        for place in ([f"{head}/ ({len(names)} files)"] if head and len(names) > 1 else names)
-    ]
 
 
 # -- how long a full run takes
@@ -503,225 +400,6 @@ def compare(one: Observation, other: Observation) -> Comparison | None:
     return "no difference" if same else "difference"
 
 
-# -- the objective
-
-SHORT = {
-    "accuracy": "acc",
-    "error": "err",
-    "returns": "return",
-    "rewards": "reward",
-    "rew": "reward",
-    "scores": "score",
-    "losses": "loss",
-    "likelihood": "ll",
-    "loglikelihood": "ll",
-    "perplexity": "ppl",
-}
-"""Words of metrics that mean the same."""
-REPORTED = {"acc", "reward", "return", "success", "f1", "auc", "auroc", "score", "map", "miou", "bleu", "rouge", "elo"}
-"""What people report, rather than what is optimised."""
-RESULTS = {SHORT.get(word, word) for word in METRIC_WORDS} | {
-    "ce",
-    "xent",
-    "crossentropy",
-    "logloss",
-    "metric",
-    "quality",
-}
-NOT_RESULTS = {
-    *("lr", "learning", "rate", "time", "seconds", "sec", "secs", "sps", "fps", "eta", "epoch", "epochs", "step"),
-    *("steps", "iter", "iters", "iteration", "iterations", "memory", "mem", "gpu", "grad", "norm", "mfu", "speed"),
-    *("throughput", "ms", "samples", "tokens", "length", "len", "timesteps", "elapsed", "progress", "entropy", "kl"),
-    *("clipfrac", "decay", "momentum", "size", "batch", "runtime", "episode", "episodes", "n", "count", "num", "std"),
-    *("flos", "params", "updates", "beta", "epsilon", "temperature", "gamma", "alpha", "trial", "fold", "sd", "var"),
-}
-"""Words of what is measured beside the result: rates, times, counters, spreads."""
-SPLITS = {word for words in KINDS.values() for word in words}
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectiveGuess:
-    """A metric that could be the objective."""
-
-    metric: str
-    goal: Goal
-    score: float
-    why: str
-    is_goal_known: bool = True
-    """Whether the name, the curve or the script says what is better; if not, the goal is `min`."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptBest:
-    """A value of which a script keeps the best."""
-
-    words: frozenset[str]
-    goal: Goal | None
-
-
-def rank_objectives(
-    metrics: Iterable[MeasuredMetric], settings: Iterable[str] = (), kept: Sequence[KeptBest] = ()
-) -> list[ObjectiveGuess]:
-    """Return the metrics of a run that could be its objective, the likeliest first.
-
-    What counts: a validation or test split, a word that results have (accuracy, reward, loss), that the script itself
-    keeps the best of it, and several points. If a name says nothing of its goal, its curve does. Settings, learning
-    rates, times and counters are left out.
-
-    Args:
-        settings: Names of the script's settings, which many scripts print.
-        kept: What the script keeps the best of (`kept_best`).
-    """
-    found = []
-    metrics = list(metrics)
-    directions = Directions()
-    echoed = set(map(plain_name, settings))
-    has_split = any(_split(metric.name) in ("val", "test") for metric in metrics)
-    for metric in metrics:
-        words = _result_words(metric.name)
-        if metric.last is None or not math.isfinite(metric.last) or plain_name(metric.name) in echoed:
-            continue
-        if words & NOT_RESULTS and not words & RESULTS - NOT_RESULTS:
-            continue
-        if metric.is_count and not words & RESULTS:
-            continue
-        split = _split(metric.name)
-        score = 0.0
-        why: list[str] = []
-        if split in ("val", "test"):
-            score, why = score + (3.0 if split == "val" else 2.5), [*why, "validation" if split == "val" else "test"]
-        elif split == "train" or (has_split and "loss" in words):
-            score -= 1.0
-        if words & RESULTS - NOT_RESULTS:
-            score += 2.0
-        if words & NOT_RESULTS:
-            score -= 1.5
-        goal = directions.goal(metric.name)
-        rises = metric.first is not None and metric.last > metric.first
-        if goal == "min" and rises and metric.points >= MIN_POINTS and not words & RESULTS:
-            goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
-        mine = next((one for one in kept if _fits(one, words, split)), None)
-        if mine is not None:
-            if metric.name != LAST_LINE:
-                score, why = score + 1.0, [*why, "the script keeps the best"]
-            if mine.goal is not None and not words & RESULTS:
-                goal = mine.goal
-        if metric.points > 1:
-            score += 1.0
-        points = f"{metric.points} point{'s' if metric.points != 1 else ''}"
-        why.append("the number in the last printed line" if metric.name == LAST_LINE else points)
-        if words & REPORTED:
-            score += 0.5
-        if words & {"best", "max", "min", "final"}:
-            score -= 0.75  # it cannot get worse, so the curve says less
-        elif "last" in words:
-            score -= 0.25  # of one episode, beside the average of several
-        sure = bool(words & RESULTS) or rises or (mine is not None and mine.goal is not None)
-        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=sure or metric.points > 1))
-    # Equal scores: the plainest name first, such as accuracy before that of one class.
-    return sorted(found, key=lambda guess: (-guess.score, len(words_of(guess.metric))))
-
-
-def _result_words(name: str) -> set[str]:
-    return {SHORT.get(word, word) for word in words_of(name)}
-
-
-def _split(name: str) -> str | None:
-    """Return the split of a metric's name: `val`, `test`, `train`; None: it has none."""
-    words = words_of(name)
-    pairs = ["".join(pair) for pair in pairwise(words)]  # held-out
-    return next((kind for word in (*words, *pairs) if (kind := kind_of_split(word))), None)
-
-
-def _fits(kept: KeptBest, words: set[str], split: str | None) -> bool:
-    """Return whether a metric is what the script keeps the best of."""
-    splits = {kind_of_split(word) for word in kept.words} - {None}
-    names = {word for word in kept.words if word not in SPLITS}
-    if split == "train" or (splits and split is not None and split not in splits):
-        return False
-    return bool(names) and names <= words and (bool(names & RESULTS) or names == words)
-
-
-def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:
-    """Return what scripts keep the best of: `if val_acc > best_acc`, `best = min(best, val_loss)`, and what early
-    stopping and checkpoints monitor; and whether a number in the last printed line should be large."""
-    found: list[KeptBest] = []
-    for index, tree in enumerate(trees):
-        if index == 0 and (goal := _goal_of_last_print(tree)) is not None:
-            found.append(KeptBest(frozenset(words_of(LAST_LINE)), goal))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Compare) and len(node.ops) == 1:
-                found += _compared(node.left, node.ops[0], node.comparators[0])
-            elif isinstance(node, ast.Call):
-                found += _called(node)
-    return found
-
-
-def _goal_of_last_print(tree: ast.Module) -> Goal | None:
-    """Return the goal of what a script prints last, `print(scores.mean())`; None: its names do not tell."""
-    prints = [call for call in calls(tree, "print") if len(call.args) == 1]
-    if not prints:
-        return None
-    printed = prints[-1].args[0]
-    names = {node.id for node in ast.walk(printed) if isinstance(node, ast.Name)}
-    bound = [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
-    ]
-    for node in (item for expression in (printed, *bound) for item in ast.walk(expression)):
-        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-        words = [SHORT.get(word, word) for word in words_of(name)]
-        if RESULTS & set(words):
-            return Directions().goal("_".join(words))
-    return None
-
-
-def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> list[KeptBest]:
-    larger = isinstance(operator, ast.Gt | ast.GtE)
-    if not (larger or isinstance(operator, ast.Lt | ast.LtE)):
-        return []
-    left_words, right_words = _named(left), _named(right)
-    if ("best" in left_words) == ("best" in right_words):
-        return []
-    goal: Goal = "max" if larger == ("best" in right_words) else "min"
-    return [KeptBest(words, goal) for side in (left_words, right_words) if (words := side - {"best", "previous"})]
-
-
-def _called(call: ast.Call) -> list[KeptBest]:
-    name = call_name(call).rpartition(".")[2]
-    if name in ("min", "max") and len(call.args) == 2:
-        sides = [_named(argument) for argument in call.args]
-        if sum("best" in side for side in sides) == 1:
-            return [KeptBest(words, name) for side in sides if (words := side - {"best"})]  # type: ignore[arg-type]
-    given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
-    metric = given.get("monitor") or given.get("metric_for_best_model")
-    goal: Goal | None = None
-    if given.get("mode") in ("min", "max"):
-        goal = given["mode"]  # type: ignore[assignment]
-    if isinstance(metric, str):
-        return [KeptBest(frozenset(_result_words(metric)), goal)]
-    direction = str(given.get("direction", ""))
-    if direction in ("maximize", "minimize"):
-        return [KeptBest(frozenset({"value"}), "max" if direction == "maximize" else "min")]
-    return []
-
-
-def _named(node: ast.expr) -> frozenset[str]:
-    """Return the words of a variable, an attribute, or a subscript with a text."""
-    if isinstance(node, ast.Name):
-        return frozenset(_result_words(node.id))
-    if isinstance(node, ast.Attribute):
-        return frozenset(_result_words(node.attr))
-    if isinstance(node, ast.Subscript):
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        return _named(node.value) | (frozenset(_result_words(key)) if isinstance(key, str) else frozenset())
-    if isinstance(node, ast.Call):
-        return frozenset(_result_words(call_name(node).rpartition(".")[2]))
-    return frozenset()
-
-
 def script_of(lab: LabConfig, command: Sequence[str]) -> Script | None:
     """Return the Python script that a command starts; None if it is not known."""
     for i, word in enumerate(command):
@@ -731,4 +409,7 @@ def script_of(lab: LabConfig, command: Sequence[str]) -> Script | None:
                 return Script(lab.folder, tuple(command), module_file(name, lab.folder, python), python, module=name)
         elif word.endswith(".py") and not word.endswith("with_config.py") and (lab.folder / word).is_file():
             return Script(lab.folder, tuple(command), lab.folder / word, "python")
+    if command and is_program(command[0], lab.folder):
+        commands = takewhile(lambda word: not word.startswith("-") and "{" not in word, command)
+        return find_script(list(commands), lab.folder)
     return None

@@ -1,6 +1,7 @@
 """Start a script with other values: python with_config.py [FILE=]CONFIG (SCRIPT | -m MODULE) [ARGUMENTS…]
 
-With FILE, a config file that the script always reads, such as config.yaml: it gets CONFIG wherever it opens FILE.
+With FILE, a config file that the script always reads, such as config.yaml: it gets CONFIG wherever it opens FILE. A
+gin file is followed by the values of CONFIG, which is JSON then.
 Otherwise CONFIG is JSON, and replaces constants.
 
 The values of the config replace those that the script binds: at its top level (`LR = 0.1`, `CONFIG = {"lr": 0.1}`,
@@ -131,6 +132,11 @@ def compiled(file: str, values: dict[str, Any]) -> Any:
         tree = ast.parse(source.read(), file)
     rebind(tree.body, values)
     rebind_calls(tree, values)
+    magics = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call)]
+    if any(
+        getattr(node.value.func, "id", None) == "get_ipython" for node in magics if isinstance(node.value, ast.Call)
+    ):
+        builtins.get_ipython = NoShell  # type: ignore[attr-defined]
     if isinstance(values.get("seed"), int):
         rebind_seeds(tree, values["seed"])
     return compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
@@ -148,10 +154,38 @@ def open_instead(file: str, config: str) -> None:
                 os.path.realpath(text),
                 os.path.realpath(os.path.join(beside, text)),
             ):
+                if file.endswith(".gin") and path != config:
+                    builtins.open = io.open = plain
+                    try:
+                        return with_bindings(wanted, config)
+                    finally:
+                        builtins.open = io.open = replacing  # type: ignore[assignment]
                 path = config
         return plain(path, mode, *others, **named)
 
     builtins.open = io.open = replacing  # type: ignore[assignment]
+
+
+def with_bindings(file: str, config: str) -> Any:
+    """Return a gin file, followed by the values of the config as bindings, which win."""
+
+    def flat(values: dict[str, Any], above: str) -> list[str]:
+        found = []
+        for key, value in values.items():
+            found += flat(value, above + key + ".") if isinstance(value, dict) else [f"{above}{key} = {value!r}"]
+        return found
+
+    with open(config, encoding="utf-8") as text:
+        bindings = flat(json.load(text), "")
+    with open(file, encoding="utf-8") as text:
+        return io.StringIO("\n".join([text.read(), *bindings, ""]))
+
+
+class NoShell:
+    """Stands for IPython in a script that was exported from a notebook: its magics do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
 
 
 def main() -> None:
@@ -178,7 +212,8 @@ def main() -> None:
     sys.argv = [script, *arguments]
     for key, values in config.items():
         beside = os.path.join(os.path.dirname(os.path.abspath(script)), key + ".py")
-        if isinstance(values, dict) and key.isidentifier() and os.path.isfile(beside):
+        is_script = os.path.realpath(beside) == os.path.realpath(script)
+        if isinstance(values, dict) and key.isidentifier() and os.path.isfile(beside) and not is_script:
             imported = type(sys)(key)
             imported.__file__ = beside
             sys.modules[key] = imported

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from looplab.launch.local import is_running
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.pipelines import Facts, latest_stages, read_rows
 
@@ -27,7 +26,7 @@ def pipelines_of(ledger: Ledger, lab: Path, study: str | None = None) -> tuple[l
     running: set[str] = set()  # ids of runs with a running stage
     for folder, stages in latest_stages(rows).items():
         place = lab / folder
-        is_live = any(row["state"] == "running" for row in stages.values()) and is_running(place, place)
+        is_live = any(row["state"] == "running" for row in stages.values()) and _is_running(place)
         if is_live:
             running.add(place.name)
         shown: list[dict[str, Any]] = []
@@ -40,6 +39,12 @@ def pipelines_of(ledger: Ledger, lab: Path, study: str | None = None) -> tuple[l
         for row in rows["suites"].values()
     ]
     return [one for one in runs if study in (None, one["study"])], [s for s in suites if study in (None, s["study"])]
+
+
+def _is_running(place: Path) -> bool:
+    from looplab.launch.local import is_running  # slow to import, and rarely needed
+
+    return is_running(place, place)
 
 
 def _without_running(row: Facts) -> Facts:

@@ -322,6 +322,19 @@ def make_plan(
     return used
 
 
+def missing_artifacts(lab: Path, study: StudyConfig, config: Mapping[str, Any], source: str) -> str | None:
+    """Return a warning if the config reuses the stages of a run that does not exist yet; else None."""
+    key = study.pipeline.artifacts
+    places = find(config, key) if key else []
+    value = get(config, places[0]) if places else None
+    if not isinstance(value, str) or not value:
+        return None
+    folder = inside(lab, value, str(key))
+    if folder.exists() or (folder.name == LATEST_ID and latest(folder.parent) is not None):
+        return None
+    return f"{key} of {source} names {value}, which does not exist: its runs will fail until its stages have been run"
+
+
 def check_artifacts(plan: PipelinePlan, other: RunFolder, needed: Sequence[str]) -> None:
     """Raise LabError unless the stages of another run are complete, consistent with each other, and fit the config."""
     key = plan.study.pipeline.artifacts

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from looplab.agents.account import account_of
 from looplab.config import paths
 from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
 from looplab.decide import pareto
@@ -365,7 +366,7 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyView) -> StudyFacts:
         notes=tuple(notes),
         alarms=alarms_of(record, judge),
         judge=judge,
-        mix=mix_facts(record, [run.row for run in runs]),
+        mix=mix_facts(record),
         beliefs=_beliefs(study, record),
         beliefs_before=_beliefs_before(study, record),
         front=_front(study, outputs, [run.row for run in runs]),
@@ -693,8 +694,6 @@ def budget_facts(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ..
 
     Limits of rounds and runs from the command line replace the budget's, and are about this study alone.
     """
-    from looplab.decide.agent import account_of  # slow to import, and `status` does not need it
-
     used, limits, agents = record.shared_usage(), study.budget, account_of(record)
     options = record.configured_options() or {}
     rounds, runs = options.get("rounds") or limits.rounds, options.get("runs") or limits.runs

@@ -14,10 +14,10 @@ from typing import Any
 from looplab.config.lab import StudyConfig
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
-from looplab.judge.judge import LEAST_SPREAD
 from looplab.ledger.roles import COPIES, DECIDED, Role
 from looplab.ledger.view import RunRow, StudyView
 from looplab.report import wording
+from looplab.report.language import t
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,10 @@ class Gain:
 
     @property
     def shown(self) -> str:
-        how = f"{self.n} pairs" if self.paired else f"{self.n} runs"
-        return f"{wording.effect(self.effect, self.low, self.high)} ({how}, p {wording.number(self.p, 2)})"
+        effect, p = wording.effect(self.effect, self.low, self.high), wording.number(self.p, 2)
+        if self.paired:
+            return t("{effect} ({n} pairs, p {p})", effect=effect, n=self.n, p=p)
+        return t("{effect} ({n} runs, p {p})", effect=effect, n=self.n, p=p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,31 +201,34 @@ class Judged:
         """The main result in one sentence."""
         if self.champion is None:
             have, needed = self.floor
-            return f"No champion yet: the noise of the base is being measured ({have} of {needed} runs)"
+            key = "No champion yet: the noise of the base is being measured ({have} of {needed} runs)"
+            return t(key, have=have, needed=needed)
         if self.champion == self.base:
-            judged = wording.plural(len(self.challengers), "challenger")
-            return f"Nothing has beaten the base yet ({judged} judged)"
-        return f"Champion {self.champion} is {self.standing}"
+            key = "Nothing has beaten the base yet ({n} {n|challenger|challengers} judged)"
+            return t(key, n=len(self.challengers))
+        return t("Champion {run} is {standing}", run=self.champion, standing=self.standing)
 
     @property
     def standing(self) -> str:
         """How the champion compares: `better than the base by 0.21 [0.18, 0.25] (12 pairs, p 1e-05)`."""
         own = self.of(self.champion)
         if self.champion == self.base:
-            return "the base: nothing has beaten it yet"
+            return t("the base: nothing has beaten it yet")
         if self.by == "ratchet":
-            return "the latest improvement, one run against one run, which may be luck"
+            return t("the latest improvement, one run against one run, which may be luck")
         if self.by == "mean" and own is not None and own.effect is not None:
-            effect = wording.number(own.effect, 4)
-            return f"better than {own.against} by {effect} in the mean of {own.n} runs, without a test: it may be luck"
+            key = "better than {against} by {effect} in the mean of {n} runs, without a test: it may be luck"
+            return t(key, against=own.against, effect=wording.number(own.effect, 4), n=own.n)
         if self.by == "deterministic" and own is not None and own.effect is not None:
-            return f"better than {own.against} by {wording.number(own.effect, 4)}, and identical when repeated"
+            key = "better than {against} by {effect}, and identical when repeated"
+            return t(key, against=own.against, effect=wording.number(own.effect, 4))
         if self.gain is not None:
-            return f"better than the base by {self.gain.shown}"
+            return t("better than the base by {effect}", effect=self.gain.shown)
         if own is not None and own.effect is not None:
             p = "" if own.p is None else f", p {wording.number(own.p, 2)}"
-            return f"better than {own.against} by {own.interval} ({wording.plural(own.n, 'replicate')}{p})"
-        return "the champion"
+            key = "better than {against} by {effect} ({n} {n|replicate|replicates}{p})"
+            return t(key, against=own.against, effect=own.interval, n=own.n, p=p)
+        return t("the champion")
 
     @property
     def sentences(self) -> list[str]:
@@ -231,26 +236,31 @@ class Judged:
         lines = []
         own = self.of(self.champion)
         if own is not None and self.champion != self.base:
-            why = own.why.replace("Better: ", "It was promoted for being ", 1)
+            why = own.why.replace("Better: ", "It was promoted for being ", 1)  # the judge's words, in English
             lines.append(why + (f" ({'; '.join(own.flags)})" if own.flags else ""))
         if self.sigma is not None and self.by != "deterministic":
-            basis = f"standard deviation, from {self.noise_runs} runs of {wording.plural(self.noise_points, 'config')}"
-            lines.append(
-                f"Noise: runs that differ only in their seed vary by {wording.number(self.sigma, 3)} ({basis}). "
-                "A smaller difference between single runs means nothing."
+            key = (
+                "Noise: runs that differ only in their seed vary by {sigma} (standard deviation, from {n} runs of {m} "
+                "{m|config|configs}). A smaller difference between single runs means nothing."
             )
+            lines.append(t(key, sigma=wording.number(self.sigma, 3), n=self.noise_runs, m=self.noise_points))
         elif self.by == "test":
-            lines.append("Noise: not measured yet.")
+            lines.append(t("Noise: not measured yet."))
         if self.counts:
-            lines.append("Challengers: " + ", ".join(f"{n} {verdict}" for verdict, n in self.counts.items()) + ".")
+            counted = ", ".join(f"{n} {t(verdict)}" for verdict, n in self.counts.items())
+            lines.append(t("Challengers: {counts}.", counts=counted))
         for test in self.tests:
-            lines.append(f"Under test: {test.run}, {wording.plural(test.runs, 'run')} and {test.look} looks so far.")
+            key = "Under test: {run}, {n} {n|run|runs} and {m} {m|look|looks} so far."
+            lines.append(t(key, run=test.run, n=test.runs, m=test.look))
         if self.by == "test":
-            held = f", {wording.number(self.reserved, 2)} reserved by open tests" if self.reserved else ""
+            key = "{n} reserved by open tests"
+            held = f", {t(key, n=wording.number(self.reserved, 2))}" if self.reserved else ""
+            key = "Probability of a false promotion: at most {alpha} for the whole study, {spent} spent{held}."
             alpha, spent = wording.number(self.alpha, 2), wording.number(self.spent, 2)
-            lines.append(f"Probability of a false promotion: at most {alpha} for the whole study, {spent} spent{held}.")
+            lines.append(t(key, alpha=alpha, spent=spent, held=held))
         if self.held_out is not None:
-            lines.append(f"The held-out metric was read {self.held_out[0]} of {self.held_out[1]} times.")
+            n, limit = self.held_out
+            lines.append(t("The held-out metric was read {n} of {limit} times.", n=n, limit=limit))
         if self.held_out_said is not None:
             lines.append(self.held_out_said)
         return lines
@@ -354,13 +364,13 @@ def _gain(
                     for point in (champion, base))  # fmt: skip
     pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs and seed not in excluded]
     if seeded and len(pairs) > 1:
-        compared = stats.paired(pairs, LEAST_SPREAD * math.sqrt(2.0) * sigma)
+        compared = stats.paired(pairs, stats.LEAST_SPREAD * math.sqrt(2.0) * sigma)
     else:
         mine = [sign * run.objective for run in champion.runs[1:] if run.objective is not None]
         other = [sign * value for value in base.values]
         if len(mine) < 2 or len(other) < 2:
             return None
-        compared = stats.welch(mine, other, LEAST_SPREAD * sigma)
+        compared = stats.welch(mine, other, stats.LEAST_SPREAD * sigma)
     return Gain(compared.effect, *compared.interval(), compared.p(), compared.n, seeded and len(pairs) > 1)
 
 
@@ -376,7 +386,7 @@ class MixFacts:
     """(earlier proposals of the mix, share of each proposer); empty if the study has no mix."""
 
 
-def mix_facts(record: StudyView, rows: Sequence[RunRow]) -> MixFacts | None:
+def mix_facts(record: StudyView) -> MixFacts | None:
     """Return the record of each proposer; None if there are no proposals."""
     weights: list[tuple[int, dict[str, float]]] = []
     made = 0
@@ -385,7 +395,7 @@ def mix_facts(record: StudyView, rows: Sequence[RunRow]) -> MixFacts | None:
         made += sum(event.get("chosen", {}).values())
     if weights and made > weights[-1][0]:
         weights.append((made, weights[-1][1]))
-    repeats = {row.proposer for row in rows if row.role == Role.REPRODUCTION}
+    repeats = record.proposers_of(Role.REPRODUCTION)
     names = [name for name in record.proposals_by_proposer() if name not in repeats]
     return MixFacts(credit(record, names), tuple(weights)) if names else None
 

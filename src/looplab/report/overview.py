@@ -1,13 +1,14 @@
 """A study at a glance: what happened, what runs, what waits and why, what it costs, what needs a person.
 
-The live page and `looplab top` show these facts. They come from the ledger alone, in a few short reads, so they can be
-collected twice a second; metrics of running runs are added by the caller, which follows their files.
+The live page and `looplab top` show these facts, and `overview_facts` has them as JSON for both. They come from the
+ledger alone, in a few short reads, so they can be collected twice a second; metrics of running runs are added by the
+caller, which follows their files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -15,9 +16,12 @@ from looplab.agents.log import read_usage
 from looplab.config.lab import StudyConfig
 from looplab.ledger.roles import Role
 from looplab.ledger.view import RunRow, StudyView
+from looplab.measure.run_metrics import RunMetrics
 from looplab.report import wording
 from looplab.report.facts import FAILURES, alarms_of, budget_facts, unusable_calls
+from looplab.report.html import short
 from looplab.report.judged import Judged, VerdictFacts, judged_now
+from looplab.report.language import in_each, t
 from looplab.runs.clock import format_seconds
 
 WINDOW_S = 3600.0
@@ -61,23 +65,41 @@ class Happened:
     def sentence(self) -> str:
         """`14 ideas tried, 2 kept; champion 0034 is better than 0012 by 0.041 [0.033, 0.048]; 3.1 device hours.`"""
         if not (self.tried or self.ended):
-            return "Nothing has ended."
-        parts = [f"{wording.plural(self.tried, 'idea')} tried"]
-        parts += [f"{n} {_PAST.get(verdict, verdict)}" for verdict, n in self.verdicts.items()]
-        parts += [f"{wording.plural(self.failed, 'run')} failed"] if self.failed else []
+            return t("Nothing has ended.")
+        parts = [t("{n} {n|idea|ideas} tried", n=self.tried)]
+        parts += [f"{n} {t(_PAST.get(verdict, verdict))}" for verdict, n in self.verdicts.items()]
+        parts += [t("{n} {n|run|runs} failed", n=self.failed)] if self.failed else []
         sentences = [", ".join(parts)]
         own = self.verdict
         if self.champion is not None and own is not None and own.effect is not None:
-            sentences.append(f"champion {self.champion} is better than {own.against} by {own.interval}")
+            key = "champion {run} is better than {against} by {effect}"
+            sentences.append(t(key, run=self.champion, against=own.against, effect=own.interval))
         elif self.champion is not None:
-            sentences.append(f"new champion {self.champion}")
-        costs = [f"{self.device_hours:.2g} device hours"] if self.device_hours >= 0.005 else []
-        costs += [f"${self.usd:.2f} for agents"] if self.usd else []
-        sentences += [" and ".join(costs)] if costs else []
-        return "; ".join(sentences) + "."
+            sentences.append(t("new champion {run}", run=self.champion))
+        costs = [t("{n} device hours", n=f"{self.device_hours:.2g}")] if self.device_hours >= 0.005 else []
+        costs += [t("${n} for agents", n=f"{self.usd:.2f}")] if self.usd else []
+        sentences += [", ".join(costs)] if costs else []
+        return "; ".join(sentences) + t(".")
 
 
 _PAST = {"keep": "kept", "discard": "discarded", "crash": "crashed"}
+
+
+NEEDS = {
+    "problem": "The ledger cannot be read: {text}",
+    "alarms": "{n} {n|alarm|alarms} to look at before the results are believed",
+    "ended early": "The last engine ended early: {text}",
+    "unfinished": "{n} unfinished {n|run|runs} and no engine: looplab resume",
+    "waiting": "{n} {n|proposal waits|proposals wait} and no engine runs: looplab run",
+    "paused": "The study is paused",
+    "no objective": "The study has no objective: looplab objective METRIC",
+    "not comparable": "{n} {n|run was|runs were} measured with another objective: looplab remeasure",
+    "agent": "The last call of the agent failed: {text}",
+    "alpha": "Alpha is almost used up: hardly anything can still be promoted",
+    "held out": "The held-out metric may not be read any more",
+    "nothing yet": "Nothing has run yet: looplab plan shows what would, looplab run runs it",
+}
+"""What a person should look at or do, as the page and the terminal say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +107,14 @@ class Need:
     """Something that a person should look at or do."""
 
     kind: str
-    """alarms, ended early, unfinished, waiting, paused, no objective, not comparable, agent, alpha or held out."""
+    """One of `NEEDS`."""
     n: int = 0
     text: str = ""
 
     @property
     def sentence(self) -> str:
         """What to do about it, with the command."""
-        one = {
-            "alarms": f"{wording.plural(self.n, 'alarm')}: check before you trust the results",
-            "ended early": f"the last engine ended early: {self.text}",
-            "unfinished": f"{wording.plural(self.n, 'run')} unfinished and no engine: `looplab resume`",
-            "waiting": f"{wording.plural(self.n, 'proposal')} waiting and no engine: `looplab run`",
-            "paused": "paused: `looplab resume` continues",
-            "no objective": "no objective: `looplab objective METRIC`",
-            "not comparable": f"{wording.plural(self.n, 'run')} measured by another objective: `looplab remeasure`",
-            "agent": f"the last agent call was of no use: {self.text}",
-            "alpha": "alpha is almost spent: little can be promoted any more",
-            "held out": "the held-out metric was read as often as its budget allows",
-        }
-        return one[self.kind]
+        return t(NEEDS[self.kind], n=self.n, text=self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +209,11 @@ class StudyOverview:
         if self.judge is not None:
             return self.judge.headline
         if self.best is None:
-            return "Nothing has been measured yet"
-        return f"Best so far: {self.best.id} with {self.metric} {wording.number(self.best.objective, 4)} (one run)"
+            return t("Nothing has been measured yet")
+        value = wording.number(self.best.objective, 4)
+        return t(
+            "Best so far: {run} with {metric} {value} (one run)", run=self.best.id, metric=self.metric, value=value
+        )
 
     @property
     def champion_shown(self) -> str:
@@ -218,6 +231,7 @@ def study_overview(
     engine: int | None,
     since: float = 0.0,
     window: float = WINDOW_S,
+    judge: Judged | None = None,
 ) -> StudyOverview:
     """Collect the facts.
 
@@ -228,15 +242,15 @@ def study_overview(
         engine: Pid of its engine; None if none runs.
         since: What happened is counted from this time on.
         window: Seconds that the lanes of slots show.
+        judge: The state of its judge, if the caller has it already.
     """
-    runs = record.runs()
-    judge = judged_now(study, record)
+    judge = judged_now(study, record) if judge is None else judge
     calls = record.agent_calls()
     alarms = alarms_of(record, judge)
     paused = record.is_paused()
     counts = record.counts()
-    queue = _queue(record, runs)
-    running = [run for run in runs if run.state == "running"]
+    queue = _queue(record)
+    running = record.runs(state="running")
     return StudyOverview(
         study=study.name,
         at=now,
@@ -248,12 +262,17 @@ def study_overview(
         waiting=record.count_waiting(),
         judge=judge,
         best=record.best() if judge is None else None,
-        happened=_happened(record, judge, runs, calls, since=since, now=now),
+        happened=_happened(record, judge, calls, since=since, now=now),
         alarms=tuple(wording.cut(alarm, MAX_TEXT) for alarm in alarms[-LATEST:]),
         needs=tuple(_needs(study, record, judge, calls, counts, alarms=len(alarms), paused=paused, engine=engine)),
         budget=forecasts(study, record),
-        lanes=_lanes(runs, calls, begin=now - window, now=now),
-        running=_live(runs, running),
+        lanes=_lanes(
+            record.runs_since(now - window, MAX_BARS),
+            calls,
+            begin=now - window,
+            over=None if engine is not None else record.last_end() or 0.0,
+        ),
+        running=_live(record, running),
         queue=queue,
         blocked=_blocked(engine=engine, paused=paused, running=len(running)) if queue else "",
         verdicts=judge.judgements[-LATEST:][::-1] if judge is not None else (),
@@ -263,7 +282,6 @@ def study_overview(
 def _happened(
     record: StudyView,
     judge: Judged | None,
-    runs: Sequence[RunRow],
     calls: Sequence[Mapping[str, Any]],
     *,
     since: float,
@@ -277,21 +295,19 @@ def _happened(
         elif one.verdict == "keep" and one.at <= since:
             before = one.run
     champion = judge.champion if judge is not None and judge.champion != before else None
-    ended = [run for run in runs if run.ended is not None and run.ended > since and run.role != Role.IMPORTED]
-    seconds = sum(
-        max(0.0, (run.ended or now) - max(run.started, since)) * run.devices for run in runs if run.started is not None
-    )
+    counts = record.counts_since(since, now)
+    own = [(status, ended) for role, status, _, ended, _ in counts if role != Role.IMPORTED]
     usages = [read_usage(call["answer"]["usage"]) for call in calls if call["answer"] and call["answer"]["at"] > since]
     kinds = record.count_events(since, ("alarm", "rejected"))
     return Happened(
         since=since,
-        tried=sum(run.role == Role.TRIAL and run.created > since for run in runs),
-        ended=len(ended),
-        failed=sum(run.status in FAILURES for run in ended),
+        tried=sum(created for role, _, created, _, _ in counts if role == Role.TRIAL),
+        ended=sum(ended for _, ended in own),
+        failed=sum(ended for status, ended in own if status in FAILURES),
         verdicts=verdicts,
         champion=champion,
         verdict=judge.of(champion) if judge is not None and champion is not None else None,
-        device_hours=seconds / 3600.0,
+        device_hours=sum(seconds for *_, seconds in counts) / 3600.0,
         usd=sum(usage.usd or 0.0 for usage in usages),
         tokens=sum(usage.tokens for usage in usages),
         calls=len(usages),
@@ -342,7 +358,7 @@ def forecasts(study: StudyConfig, record: StudyView) -> tuple[BudgetForecast, ..
     wall = record.shared_usage().wall
 
     def left(used: float, limit: float | None) -> float | None:
-        return None if limit is None or used <= 0 or wall <= 0 else max(0.0, (limit - used) * wall / used)
+        return None if limit is None or not 0 < used < limit or wall <= 0 else (limit - used) * wall / used
 
     return tuple(
         BudgetForecast(one.name, one.used, one.limit, one.shown, left(one.used, one.limit))
@@ -351,14 +367,23 @@ def forecasts(study: StudyConfig, record: StudyView) -> tuple[BudgetForecast, ..
 
 
 def _lanes(
-    runs: Sequence[RunRow], calls: Sequence[Mapping[str, Any]], *, begin: float, now: float
+    runs: Sequence[RunRow], calls: Sequence[Mapping[str, Any]], *, begin: float, over: float | None
 ) -> tuple[SlotLane, ...]:
-    seen = [run for run in runs if run.started is not None and (run.ended or now) >= begin and run.slot][-MAX_BARS:]
+    """Return what ran in each slot after `begin`.
+
+    Args:
+        over: When the last run ended, if no engine runs: nobody waits for an unanswered call any more.
+    """
     lanes: dict[str, list[SlotBar]] = {}
-    for run in seen:
-        lanes.setdefault(run.slot or "", []).append(SlotBar(run.id, run.started or 0.0, run.ended, _kind(run)))
-    answered = [(call, (call["answer"] or {}).get("at")) for call in calls]
-    asked = [SlotBar(call["call"], call["at"], end, "agent") for call, end in answered if (end or now) >= begin]
+    for run in runs:
+        if run.slot:
+            lanes.setdefault(run.slot, []).append(SlotBar(run.id, run.started or 0.0, run.ended, _kind(run)))
+    asked = []
+    for call in calls:
+        unanswered = None if over is None else max(over, call["at"])
+        end = call["answer"]["at"] if call["answer"] else unanswered
+        if end is None or end >= begin:
+            asked.append(SlotBar(call["call"], call["at"], end, "agent"))
     found = [SlotLane(name, tuple(bars)) for name, bars in sorted(lanes.items())]
     return tuple(found) + ((SlotLane("agents", tuple(asked[-MAX_BARS:])),) if asked else ())
 
@@ -369,19 +394,17 @@ def _kind(run: RunRow) -> str:
     return "replicate" if run.twin and run.status == "ok" else run.status or run.state
 
 
-def _live(runs: Sequence[RunRow], running: Sequence[RunRow]) -> tuple[LiveRun, ...]:
-    ended = [
-        run.seconds for run in runs if run.status == "ok" and run.seconds is not None and run.role != Role.IMPORTED
-    ]
-    usual = median(ended[-_USUAL:]) if ended else None
+def _live(record: StudyView, running: Sequence[RunRow]) -> tuple[LiveRun, ...]:
+    latest = record.runs(status="ok", limit=2 * _USUAL) if running else ()
+    seconds = [run.seconds for run in latest if run.seconds is not None and run.role != Role.IMPORTED]
+    usual = median(seconds[-_USUAL:]) if seconds else None
     return tuple(LiveRun(run, usual) for run in running)
 
 
-def _queue(record: StudyView, runs: Sequence[RunRow]) -> tuple[QueuedWork, ...]:
+def _queue(record: StudyView) -> tuple[QueuedWork, ...]:
     planned = [
         QueuedWork(run.id, run.proposer, f"{run.role} of {run.twin}" if run.twin else str(run.role), _text(run.reason))
-        for run in runs
-        if run.state == "planned"
+        for run in record.runs(state="planned")
     ]
     waiting = [
         QueuedWork(f"proposal {one.id}", one.proposer, _text("  ".join(one.words)), _text(one.reason))
@@ -396,12 +419,106 @@ def _text(words: str) -> str:
 
 def _blocked(*, engine: int | None, paused: bool, running: int) -> str:
     if engine is None:
-        return "no engine is running"
+        return t("no engine is running")
     if paused:
-        return "paused"
-    return "all slots are busy" if running else "about to start"
+        return t("paused")
+    return t("all slots are busy") if running else t("about to start")
 
 
 def describe_left(forecast: BudgetForecast) -> str:
     """Return `about 2h07m left`; empty if that is unknown."""
-    return "" if forecast.left_s is None else f"about {format_seconds(forecast.left_s)} left"
+    return "" if forecast.left_s is None else t("about {time} left", time=format_seconds(forecast.left_s))
+
+
+# -- as JSON
+
+
+def overview_facts(
+    found: StudyOverview, record: StudyView, metrics_of: Callable[[str], RunMetrics | None]
+) -> dict[str, Any]:
+    """Return an overview as JSON data.
+
+    Args:
+        found: The overview.
+        record: The record of the study.
+        metrics_of: Returns the metrics of a running run; None: they are not followed.
+    """
+    evidence, happened, judge = record.verdicts(), found.happened, found.judge
+    promotion = happened.verdict
+    champions = [one for one in judge.judgements if one.verdict == "keep"] if judge is not None else []
+    return {
+        "study": found.study,
+        "at": found.at,
+        "metric": found.metric,
+        "goal": found.goal,
+        "engine": found.engine,
+        "paused": found.paused,
+        "counts": found.counts,
+        "waiting": found.waiting,
+        "headline": found.headline,
+        "champion": found.champion_shown,
+        "judge": None if judge is None else {
+            **judge_facts(judge, record),
+            "champions": [{"run": one.run, "at": one.at, "mean": short(one.mean)} for one in champions],
+        },
+        "happened": {
+            **asdict(happened),
+            "verdict": None if promotion is None else promotion.verdict,
+            "effect": None if promotion is None
+            else [promotion.effect, promotion.low, promotion.high, promotion.against],
+            "sentence": happened.sentence,
+        },
+        "alarms": found.alarms,
+        "needs": [{**asdict(one), "sentence": one.sentence} for one in found.needs],
+        "budget": [asdict(one) for one in found.budget],
+        "lanes": [asdict(one) for one in found.lanes],
+        "running": [_running(one, metrics_of(one.row.id)) for one in found.running],
+        "queue": [asdict(one) for one in found.queue],
+        "blocked": found.blocked,
+        "verdicts": [verdict_facts(one.run, evidence[one.run]) for one in found.verdicts if one.run in evidence],
+    }  # fmt: skip
+
+
+def judge_facts(judge: Judged, record: StudyView) -> dict[str, Any]:
+    """Return the state of the judge without its verdicts."""
+    names = ("by", "champion", "base", "mean", "sd", "runs", "sigma", "noise_runs", "noise_points", "floor",
+             "counts", "alpha", "spent", "reserved", "held_out")  # fmt: skip
+    alphas = {test["run"]: test["alpha"] for test in (record.judge_state() or {}).get("tests", ())}
+    return {
+        **{name: getattr(judge, name) for name in names},
+        "headline": in_each(lambda: judge.headline),
+        "gain": None if judge.gain is None else asdict(judge.gain),
+        "tests": [{**asdict(one), "alpha": alphas.get(one.run)} for one in judge.tests],
+        "alarms": judge.alarms,
+    }
+
+
+def _running(one: LiveRun, metrics: RunMetrics | None) -> dict[str, Any]:
+    run = one.row
+    return {
+        "run": run.id,
+        "slot": run.slot,
+        "role": str(run.role),
+        "twin": run.twin,
+        "started": run.started,
+        "usual": one.usual_s,
+        "step": metrics.step if metrics else None,
+        "objective": short(metrics.objective()) if metrics else None,
+        "reason": _text(run.reason),
+    }
+
+
+def verdict_facts(run: str, evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a verdict with its evidence and its bar."""
+    numbers = ("effect", "low", "high", "p", "boundary", "alpha", "sigma", "cost")
+    return {
+        "run": run,
+        "verdict": evidence.get("verdict"),
+        "at": evidence.get("at"),
+        "against": evidence.get("champion"),
+        "n": evidence.get("n", 0),
+        "look": evidence.get("look", 0),
+        "why": _text(str(evidence.get("why", ""))),
+        "flags": [wording.plain(str(flag)) for flag in evidence.get("flags", ())],
+        **{name: short(evidence.get(name)) for name in numbers},
+    }

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from math import floor, isfinite, log10
 from typing import Any
 
+from looplab.measure.digits import with_spread
 from looplab.runs.redact import HIDDEN, is_secret, redact_text
 from looplab.untrusted import clean_text, dump_json
 
@@ -35,14 +36,10 @@ def mean(value: float | None, sd: float | None, n: int) -> str:
 
 
 def honest(value: float | None, spread: float | None) -> str:
-    """Return `0.973 ± 0.002`: the spread with one digit, two if it begins with 1, the value with as many decimals."""
-    if value is None or not spread or not isfinite(spread) or not isfinite(value):
+    """Return `0.973 ± 0.002`, with the digits that the spread allows; without a spread the value alone."""
+    if value is None or spread is None or not isfinite(value):
         return number(value, 4)
-    size = floor(log10(spread) + 1e-9)
-    decimals = (spread / 10.0**size < 2.0) - size
-    if not 0 <= decimals <= 9:
-        return f"{number(value, 4)} ± {number(spread, 2)}"
-    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
+    return with_spread(value, spread)
 
 
 def effect(value: float, low: float | None, high: float | None) -> str:

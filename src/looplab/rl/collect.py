@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from looplab.errors import LabError
 from looplab.rl.flat import FlatParameters, get_rng_state, set_rng_state
-from looplab.rl.policies import ActorCritic
+from looplab.rl.fused import backend_name
+from looplab.rl.policies import ActorCritic, fuse
 from looplab.rl.renamed import rename_keys
 
 Array = NDArray[Any]
@@ -137,6 +138,7 @@ class Collector:
         self.envs = envs
         self.behaviour_policy = behaviour_policy
         self._parameters = FlatParameters(behaviour_policy)
+        self._fused = fuse(behaviour_policy, self._parameters)
         self._learner_parameters = learner_parameters
         self._device = self._parameters.vector.device
         self._rng = np.random.default_rng(seed)
@@ -150,6 +152,11 @@ class Collector:
         space = envs.single_action_space
         self._action_bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else None
 
+    @property
+    def backend(self) -> str:
+        """What evaluates the policy; the results of two backends differ in rounding."""
+        return backend_name() if self._fused is not None and self._fused.usable else "torch"
+
     def sync_weights(self) -> None:
         """Copy the learner's present weights into the behaviour policy."""
         self._parameters.vector.data.copy_(self._learner_parameters.vector.data)
@@ -160,14 +167,18 @@ class Collector:
             self._obs, _ = self.envs.reset(seed=self._seed)
         obs, episode_starts, resetting = self._obs, self._episode_starts, self._resetting
         policy, hidden_state = self.behaviour_policy, self._hidden_state
+        fused = self._fused if self._fused is not None and self._fused.usable else None
         with torch.inference_mode():
             for t in range(len(rollout.rewards)):
                 rollout.obs[t] = obs
                 rollout.episode_starts[t] = episode_starts
-                rollout.hidden_state[t] = hidden_state.cpu().numpy()
-                obs_tensor = torch.from_numpy(rollout.obs[t]).to(self._device)
-                starts_tensor = torch.from_numpy(episode_starts).to(self._device)
-                logits, _, hidden_state = policy(obs_tensor, hidden_state, starts_tensor)
+                if fused is not None:
+                    logits, _ = fused.logits(rollout.obs[t])
+                else:
+                    rollout.hidden_state[t] = hidden_state.cpu().numpy()
+                    obs_tensor = torch.from_numpy(rollout.obs[t]).to(self._device)
+                    starts_tensor = torch.from_numpy(episode_starts).to(self._device)
+                    logits, _, hidden_state = policy(obs_tensor, hidden_state, starts_tensor)
                 actions, log_probs = policy.head.sample(logits, self._rng)
                 override = self._script.act(episode_starts) if self._script is not None else None
                 if override is not None:

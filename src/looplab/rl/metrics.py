@@ -9,6 +9,7 @@ that was not measured is missing from its row; it is never 0 instead. docs/metri
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 import os
@@ -185,7 +186,7 @@ class MetricsWriter:
         self.logger = logger
         self.fields = fields_by_name(extra_fields)
         self._tensorboard_dir = None if tensorboard is None else os.fspath(tensorboard)
-        self._summary_writer_class = None if tensorboard is None else _import_summary_writer()
+        self._summary_writer_class = None if tensorboard is None else import_summary_writer()
         self._summary_writer: Any = None
         self._wandb_run = None if wandb is None else _import_wandb().init(**wandb)
 
@@ -216,12 +217,18 @@ class MetricsWriter:
         self.close()
 
 
-def _import_summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise LabError("TensorBoard is not installed", hint="pip install tensorboard") from error
-    return SummaryWriter
+def import_summary_writer() -> Any:
+    """Return the class that writes TensorBoard's event files, of torch or of tensorboardX.
+
+    Raises:
+        LabError: Neither is installed.
+    """
+    for name in ("torch.utils.tensorboard", "tensorboardX"):
+        try:
+            return importlib.import_module(name).SummaryWriter
+        except ImportError:
+            pass
+    raise LabError("TensorBoard is not installed", hint="pip install tensorboard")
 
 
 def _import_wandb() -> Any:

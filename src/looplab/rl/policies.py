@@ -18,8 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from looplab.errors import LabError
+from looplab.rl import fused
+from looplab.rl.flat import FlatParameters
 from looplab.rl.renamed import rename_parameters
 
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 HALF_LOG_2PI = 0.9189385332046727
 GAUSSIAN_ENTROPY = 1.4189385332046727
 """Entropy of a standard normal distribution, in nats."""
@@ -108,7 +111,7 @@ class GaussianHead:
 
     def _mean_and_log_std(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = logits.chunk(2, dim=-1)
-        return mean, log_std.clamp(-20, 2)
+        return mean, log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
 
     def sample(self, logits: Tensor, rng: np.random.Generator) -> tuple[Any, Any]:
         mean, log_std = self._mean_and_log_std(logits)
@@ -168,8 +171,12 @@ class ActorCritic(nn.Module):
 class MlpPolicy(ActorCritic):
     """Separate actor and critic MLPs of equal shape, computed as one batched matrix product.
 
-    Small networks are bound by the number of operations, which this halves.
+    Small networks are bound by the number of operations, which this halves. Learners and collectors evaluate and train
+    these networks in C where that is possible; see `fuse`.
     """
+
+    fused: bool = True
+    """Set to False before a learner is made of this policy, to use torch only."""
 
     def __init__(self, inputs: int, head: ActionHead, hidden: Sequence[int] = (64, 64)) -> None:
         super().__init__(head)
@@ -190,11 +197,54 @@ class MlpPolicy(ActorCritic):
         x = flat.expand(2, *flat.shape)
         for weight, bias in zip(self.weights, self.biases, strict=True):
             x = torch.tanh(torch.baddbmm(bias, x, weight))
-        logits = self.actor(x[0])
-        if self.log_std is not None:
-            logits = torch.cat([logits, self.log_std.expand_as(logits)], dim=-1)
+        logits = self.to_logits(self.actor(x[0]))
         shape = episode_starts.shape
         return logits.view(*shape, -1), self.critic(x[1]).view(shape), hidden_state
+
+    def to_logits(self, outputs: Tensor) -> Tensor:
+        """Return the head's logits for the outputs of the actor."""
+        if self.log_std is None:
+            return outputs
+        return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+
+
+class FusedPolicy:
+    """An `MlpPolicy` evaluated and trained in C (`fused`); not to be used by two threads at once."""
+
+    def __init__(self, policy: MlpPolicy, flat: FlatParameters, mlp: fused.FusedMlp) -> None:
+        self.policy, self.mlp = policy, mlp
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing has been attached to the policy since, such as a hook or torch.compile."""
+        policy = self.policy
+        return not (policy._forward_hooks or policy._forward_pre_hooks or policy._compiled_call_impl)
+
+    def flatten(self, obs: Any) -> Any:
+        """Return observations as float32 rows."""
+        return np.ascontiguousarray(obs.reshape(-1, self.mlp.inputs), np.float32)
+
+    def logits(self, obs: Any) -> tuple[Tensor, Any]:
+        """Return the head's logits and the values (a NumPy array) of observations, one row each."""
+        outputs, values = self.mlp.forward(self.flatten(obs))
+        return self.policy.to_logits(torch.from_numpy(outputs)), values
+
+
+def fuse(policy: ActorCritic, flat: FlatParameters) -> FusedPolicy | None:
+    """Return the policy in C, on the same parameters; None if that is not possible or not wanted."""
+    if type(policy) is not MlpPolicy or not policy.fused or type(policy.head) not in (CategoricalHead, GaussianHead):
+        return None
+    layout = fused.MlpLayout(
+        inputs=policy.weights[0].shape[1],
+        weights=[[weight[net] for weight in policy.weights] for net in range(2)],
+        biases=[[bias[net] for bias in policy.biases] for net in range(2)],
+        heads=[(layer.weight, layer.bias) for layer in (policy.actor, policy.critic)],
+        transposed=False,
+        log_std=policy.log_std,
+    )
+    if fused.load() is None or not fused.supports(flat, layout):
+        return None
+    return FusedPolicy(policy, flat, fused.FusedMlp(flat, layout))
 
 
 def _orthogonal(copies: int, rows: int, columns: int, gain: float) -> nn.Parameter:
@@ -232,8 +282,9 @@ class CnnPolicy(ActorCritic):
     def forward(self, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = episode_starts.shape
         flat = obs.reshape(-1, *obs.shape[len(shape) :])
-        # Convolutions on CPUs are a quarter faster with channels last in memory.
-        images = (flat.float() * (1 / 255)).contiguous(memory_format=torch.channels_last)
+        # Convolutions on CPUs are a quarter faster with channels last in memory; bytes are cheaper to rearrange.
+        flat = flat.contiguous(memory_format=torch.channels_last)
+        images = flat * (1 / 255) if flat.dtype == torch.float32 else flat.float().mul_(1 / 255)
         x = torch.relu(self.body(self.encoder(images)))
         if self.cell is not None:
             x, hidden_state = unroll_gru(self.cell, x.view(*shape, -1), hidden_state, episode_starts)
@@ -300,6 +351,38 @@ def make_policy(
     if hidden_size:
         return RecurrentMlpPolicy(inputs, head, width=width or 64, hidden_size=hidden_size)
     return MlpPolicy(inputs, head, (width or 64, width or 64))
+
+
+EVALUATION_BYTES = 2**21
+"""Observations that are evaluated at once without a gradient: what they are computed into should fit into a cache."""
+
+
+def evaluate(policy: ActorCritic, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits and values of a sequence [steps, n, ...], of a feed-forward policy in parts; see `forward`."""
+    step_bytes = obs[0].numel() * obs.element_size()
+    steps = len(obs) if policy.hidden_size else max(1, EVALUATION_BYTES // step_bytes)
+    if steps >= len(obs):
+        logits, values, _ = policy(obs, hidden_state, episode_starts)
+        return logits, values
+    parts = [
+        policy(obs[first : first + steps], hidden_state, episode_starts[first : first + steps])
+        for first in range(0, len(obs), steps)
+    ]
+    return torch.cat([logits for logits, _, _ in parts]), torch.cat([values for _, values, _ in parts])
+
+
+def to_channels_last(obs: Tensor) -> Tensor:
+    """Return images [..., channels, height, width] with channels last in memory; anything else as it is."""
+    if obs.dtype != torch.uint8 or obs.dim() < 4:
+        return obs
+    return obs.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Return rows of a tensor; images keep their channels last in memory."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x.movedim(1, 3)[rows].movedim(3, 1)
+    return x[rows]
 
 
 def mean_or_zero(x: Tensor) -> Tensor:

@@ -16,9 +16,20 @@ from torch import Tensor
 from looplab.errors import LabError
 from looplab.rl.collect import RolloutBuffer
 from looplab.rl.flat import FlatParameters, get_rng_state, make_adam, set_learning_rate, set_rng_state
-from looplab.rl.policies import ActorCritic, mean_or_zero
+from looplab.rl.fused import STATS, Columns, Loss
+from looplab.rl.policies import (
+    MAX_LOG_STD,
+    MIN_LOG_STD,
+    ActorCritic,
+    FusedPolicy,
+    evaluate,
+    fuse,
+    mean_or_zero,
+    take_rows,
+    to_channels_last,
+)
 from looplab.rl.renamed import rename_keys
-from looplab.rl.returns import compute_targets
+from looplab.rl.returns import Targets, compute_targets
 
 
 @dataclass(frozen=True)
@@ -61,14 +72,22 @@ class Minibatch:
     """Which steps a script chose; None: none."""
 
 
+def _metrics(means: list[float], targets: Targets, early_stop: bool) -> dict[str, float]:
+    explained_variance = 1 - np.var(targets.advantages) / (np.var(targets.returns) + 1e-8)
+    return dict(zip(STATS, means, strict=True)) | {
+        "explained_variance": float(explained_variance), "early_stop": float(early_stop),
+    }  # fmt: skip
+
+
 class Ppo:
-    """The PPO learner."""
+    """The PPO learner. Small networks are trained in C where that is possible; see `policies.fuse`."""
 
     def __init__(self, policy: ActorCritic, settings: PpoSettings, seed: int) -> None:
         self.policy, self.settings = policy, settings
         self.flat = FlatParameters(policy)
         self.optimizer = make_adam(self.flat, settings.learning_rate, settings.adam_eps)
         self._rng = np.random.default_rng(seed)
+        self._fused = fuse(policy, self.flat)
 
     def learn(self, rollout: RolloutBuffer, lag: int, progress_remaining: float = 1.0) -> dict[str, float]:
         """Update the policy on one rollout.
@@ -85,14 +104,16 @@ class Ppo:
         if not rollout.valid.any():
             raise LabError("this rollout has no transitions: every env only reset", hint="use longer rollouts")
         set_learning_rate(self.optimizer, s.learning_rate * progress_remaining)
+        if self._fused is not None and self._fused.usable and type(self)._optimize is Ppo._optimize:
+            return self._learn_fused(self._fused, rollout, lag)
         device = self.flat.vector.device
-        obs = torch.from_numpy(rollout.obs).to(device)
+        obs = to_channels_last(torch.from_numpy(rollout.obs).to(device))
         actions = torch.from_numpy(rollout.actions).to(device)
         log_probs = torch.from_numpy(rollout.log_probs).to(device)
         episode_starts = torch.from_numpy(rollout.episode_starts).to(device)
         hidden_state = torch.from_numpy(rollout.hidden_state[0]).to(device)
         with torch.inference_mode():
-            logits, values, _ = self.policy(obs, hidden_state, episode_starts)
+            logits, values = evaluate(self.policy, obs, hidden_state, episode_starts)
             ratios = None
             if lag:
                 new_log_probs, _ = self.policy.head.log_prob_and_entropy(logits[:-1], actions)
@@ -106,6 +127,7 @@ class Ppo:
             "advantages": torch.from_numpy(targets.advantages).to(device),
             "returns": torch.from_numpy(targets.returns).to(device),
         }  # fmt: skip
+        flat_steps = {name: x.flatten(0, 1) for name, x in steps.items()}
         valid = torch.from_numpy(rollout.valid).to(device)
         scripted = torch.from_numpy(rollout.scripted).to(device) if rollout.scripted.any() else None
         stats: list[tuple[Tensor, ...]] = []
@@ -119,7 +141,7 @@ class Ppo:
                         scripted=None if scripted is None else scripted[:, indices],
                     )  # fmt: skip
                 else:
-                    rows = {name: x.flatten(0, 1)[indices] for name, x in steps.items()}
+                    rows = {name: take_rows(x, indices) for name, x in flat_steps.items()}
                     batch = Minibatch(
                         **rows, hidden_state=hidden_state[:0], mask=None,
                         scripted=None if scripted is None else scripted.flatten()[indices],
@@ -130,11 +152,45 @@ class Ppo:
                 early_stop = True
                 break
         means = torch.stack([torch.stack(row) for row in stats]).mean(0).tolist()
-        names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-        explained_variance = 1 - np.var(targets.advantages) / (np.var(targets.returns) + 1e-8)
-        return dict(zip(names, means, strict=True)) | {
-            "explained_variance": float(explained_variance), "early_stop": float(early_stop),
-        }  # fmt: skip
+        return _metrics(means, targets, early_stop)
+
+    def _learn_fused(self, fused: FusedPolicy, rollout: RolloutBuffer, lag: int) -> dict[str, float]:
+        """Do in C what `learn` does."""
+        s = self.settings
+        with torch.inference_mode():
+            logits, flat_values = fused.logits(rollout.obs)
+            values = flat_values.reshape(len(rollout.obs), -1)
+            ratios = None
+            if lag:
+                actions = torch.from_numpy(rollout.actions).flatten(0, 1)
+                new_log_probs, _ = self.policy.head.log_prob_and_entropy(logits[: len(actions)], actions)
+                ratios = np.exp(new_log_probs.numpy().reshape(rollout.log_probs.shape) - rollout.log_probs)
+        targets = compute_targets(
+            rollout.rewards, values, rollout.terminated, rollout.truncated,
+            gamma=s.gamma, lam=s.lam, ratios=ratios,
+        )  # fmt: skip
+        actions_by_row = rollout.actions.reshape(rollout.log_probs.size, *self.policy.head.shape)
+        columns = Columns(
+            obs=fused.flatten(rollout.obs[:-1]),
+            actions=actions_by_row.reshape(len(actions_by_row), -1) if self.policy.head.shape else actions_by_row,
+            log_probs=rollout.log_probs.reshape(-1),
+            advantages=targets.advantages.reshape(-1),
+            returns=targets.returns.reshape(-1),
+            scripted=rollout.scripted.reshape(-1) if rollout.scripted.any() else None,
+        )
+        loss = Loss(
+            clip=s.clip, value_clip=0.0, value_coef=s.value_coef, value_scale=1.0, entropy_coef=s.entropy_coef,
+            min_log_std=MIN_LOG_STD, max_log_std=MAX_LOG_STD, normalise=int(s.normalise),
+        )  # fmt: skip
+        stats = []
+        early_stop = False
+        for _ in range(s.epochs):
+            minibatches = [indices.numpy() for indices in self._minibatch_indices(rollout)]
+            stats.append(fused.mlp.epoch(loss, columns, minibatches, s.max_grad_norm, self.optimizer))
+            if s.target_kl is not None and stats[-1][-1][STATS.index("approx_kl")] > 1.5 * s.target_kl:
+                early_stop = True
+                break
+        return _metrics(np.concatenate(stats).mean(0).tolist(), targets, early_stop)
 
     def _minibatch_indices(self, rollout: RolloutBuffer) -> Iterator[Tensor]:
         """Yield random minibatches of about equal size: transitions, or whole envs for a recurrent policy."""

@@ -131,9 +131,9 @@ class Runner:
         self.source = RolloutSource(collector, (first, second), overlap=plan.overlap)
         self.counters: dict[str, Any] = {
             "global_step": 0, "global_update": 0, "num_envs": envs.num_envs, "rollout_steps": plan.rollout,
-            "whole": True,
+            "whole": True, "backend": self.source.collector.backend,
         }  # fmt: skip
-        """Saved in the checkpoint. `whole` is False while an update is unfinished."""
+        """Saved in the checkpoint. `whole` is False while an update is unfinished; `backend`: see `Collector`."""
         self._reported_restarts: int = getattr(envs, "restarts", 0)
         self._pending_stats: dict[str, float] = {}
         """Metrics of the last update, until a row contains them."""
@@ -167,11 +167,16 @@ class Runner:
         Raises:
             LabError: `resume` has no usable checkpoint, or the settings differ from those of the checkpoint.
         """
+        backend = self.counters["backend"]
+        self.counters["backend"] = "torch"  # as in checkpoints of older versions
         loaded = self.training_state.resume(
             resume or self.checkpoints.folder, "settings" if allow_changes else (), self._echo,
             skip_unfit=resume is not None,
         )  # fmt: skip
+        previous, self.counters["backend"] = self.counters["backend"], backend
         if loaded is not None:
+            if previous != backend:
+                self._echo(f"the checkpoint was computed by {previous}, now {backend} is used: rounding differs")
             self._echo(f"resuming from {loaded.path} at step {self.counters['global_step']:,}")
             if not self.counters["whole"]:
                 self._echo("this checkpoint was saved by an error during an update; the run is not an exact repetition")

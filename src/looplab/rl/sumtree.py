@@ -5,20 +5,14 @@ difference, so it does not drift. Children are added from the left and the prefi
 comparing its target with them. The two implementations, a small C library and NumPy, agree to the bit, and the leaves
 alone are the whole state.
 
-The library is compiled from sumtree.c by the machine's C compiler on first use and cached in $XDG_CACHE_HOME/looplab
-(~/.cache/looplab). Without a compiler NumPy is used, which is several times slower.
+The library is compiled from sumtree.c on first use (see `native`). Without a compiler NumPy is used, which is several
+times slower.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from looplab.errors import LabError
+from looplab.rl import native
 
 WIDTH = 16
 BITS = 4
 SOURCE = Path(__file__).with_name("sumtree.c")
-FLAGS = ("-O3", "-std=c99", "-fPIC", "-shared", "-ffp-contract=off")
-"""Not -march=native: several machines may share a home folder."""
-COMPILERS = ("cc", "gcc", "clang")
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -46,7 +38,9 @@ class SumTree:
             raise LabError(f"a sum tree needs at least one leaf, not {size}")
         self._library = None if backend == "numpy" else load_library()
         if backend == "c" and self._library is None:
-            raise LabError("sumtree.c could not be compiled", hint=f"install a C compiler ({', '.join(COMPILERS)})")
+            raise LabError(
+                "sumtree.c could not be compiled", hint=f"install a C compiler ({', '.join(native.COMPILERS)})"
+            )
         self.backend = "numpy" if self._library is None else "c"
         self.size = size
         lengths = [-(-size // WIDTH) * WIDTH]
@@ -130,47 +124,11 @@ def _aligned_zeros(count: int) -> Floats:
 @functools.cache
 def load_library() -> Any:
     """Return the compiled sumtree.c; None if it cannot be compiled."""
-    source = SOURCE.read_bytes()
-    key = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), platform.platform().encode()])).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "looplab"
-    cached = folder / f"sumtree-{key}.so"
-    try:
-        if not cached.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as work:
-                built = _compile(Path(work))
-                if built is None:
-                    return None
-                os.replace(built, cached)  # atomic: another process may be about to load it
-        return _load(cached)
-    except OSError:  # the cache is missing, not writable, mounted noexec, or broken
-        with tempfile.TemporaryDirectory() as work:
-            built = _compile(Path(work))
-            try:
-                return None if built is None else _load(built)
-            except OSError:
-                return None
-
-
-def _compile(folder: Path) -> Path | None:
-    target = folder / "sumtree.so"
-    for name in COMPILERS:
-        compiler = shutil.which(name)
-        if compiler is None:
-            continue
-        try:
-            done = subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(target)], capture_output=True, timeout=60)
-        except subprocess.TimeoutExpired:
-            continue
-        if done.returncode == 0:
-            return target
-    return None
-
-
-def _load(path: Path) -> Any:
-    loaded = ctypes.CDLL(str(path))
+    library = native.load_library(SOURCE)
+    if library is None:
+        return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    loaded.looplab_set.argtypes = [pointer, pointer, pointer, number, pointer, pointer, number]
-    loaded.looplab_find.argtypes = [pointer, pointer, pointer, number, number, pointer, pointer, pointer, number]
-    loaded.looplab_set.restype = loaded.looplab_find.restype = None
-    return loaded
+    library.looplab_set.argtypes = [pointer, pointer, pointer, number, pointer, pointer, number]
+    library.looplab_find.argtypes = [pointer, pointer, pointer, number, number, pointer, pointer, pointer, number]
+    library.looplab_set.restype = library.looplab_find.restype = None
+    return library

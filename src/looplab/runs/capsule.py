@@ -83,8 +83,22 @@ class Capsules:
         """The state of the code at the last `refresh`."""
         return self._code
 
+    def code_names(self) -> set[str]:
+        """Return the files that are the lab's code: source files, and tracked ones; relative to the lab."""
+        names = set(self._files.now())
+        if in_git(self._lab):
+            with contextlib.suppress(LabError, OSError), isolated(self._lab, timeout=GIT_S) as (_, env):
+                listed = self._ask(env, "ls-files", "-z", "--", ".").split(b"\0")
+                names.update(os.fsdecode(name) for name in listed[:-1])
+        return names
+
     def make(
-        self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
+        self,
+        argv: Sequence[str],
+        program: str,
+        env: Mapping[str, str],
+        seeds: Mapping[str, Any],
+        code: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the capsule of a run.
 
@@ -93,8 +107,10 @@ class Capsules:
             program: Its executable.
             env: Variables that the run gets in addition to looplab's own environment, without secrets.
             seeds: Its random seeds by name.
+            code: The code that it runs; None: the current one.
         """
-        self.refresh(STALE_S)
+        if code is None:
+            self.refresh(STALE_S)
         if program not in self._pythons:
             self._pythons[program] = self._ask_python(program)
         return {
@@ -102,7 +118,7 @@ class Capsules:
             "program": program,
             "cwd": str(self._lab),
             "env": {**self._env, **env},
-            "code": self._code,
+            "code": self._code if code is None else dict(code),
             "python": self._pythons[program],
             "machine": self._machine,
             "seeds": dict(seeds),

@@ -373,6 +373,25 @@ class ExecutorContract:
         executor.stop("r1", "stop", grace=60)
         stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", *ids})
 
+    def test_a_start_after_a_run_that_was_not_started_is_rejected(self, stand: ExecutorStand) -> None:
+        executor = stand.executor()
+        _require_prequeues(executor)
+        executor.start(stand.spec(["/bin/sleep", "600"]))
+        stand.started(executor)
+        executor.start(stand.spec(["/bin/true"], "r2"), after="r1")
+        executor.cancel("r2")
+        told = stand.events(executor, lambda events: bool(_answers(events)))
+        assert [type(event) for event in _answers(told)] == [Rejected]
+        executor.start(stand.spec(["/bin/true"], "r3"), after="r2")  # by an engine that does not know it yet
+        told = stand.events(executor, lambda events: bool(_answers(events)))
+        assert [(type(event), event.run_id) for event in _answers(told)] == [(Rejected, "r3")]
+        executor.start(stand.spec(["/bin/true"], "r2"))
+        assert stand.end(executor, "r2").ok
+        executor.start(stand.spec(["/bin/true"], "r3"), after="r2")
+        assert stand.end(executor, "r3").ok
+        executor.stop("r1", "stop", grace=60)
+        stand.end(executor)
+
     # -- stopping
 
     def test_a_stopped_run_is_asked_to_go(self, stand: ExecutorStand) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from looplab.config.lab import SearchConfig
-from looplab.decide.search import Axis, OptunaModel, SearchPoint, generator
+from looplab.decide.axes import Axis
+from looplab.decide.optuna_models import OptunaModel
+from looplab.decide.points import SearchPoint
+from looplab.decide.sampling import generator
 from looplab.guard.knobs import Knob
 
 

@@ -122,14 +122,19 @@ def _chart(
         for id_ in members
         if metric in read[id_].steps
     }
-    grid, place = _grid([steps for steps, _ in curves.values()], request)
+    grid, place, is_exact = _grid([steps for steps, _ in curves.values()], request)
     series = []
     for name, members in groups.items():
         bucketed = [_buckets(*curves[id_], len(grid), place) for id_ in members if id_ in curves]
         if bucketed:
             mean, low, high = bucketed[0] if len(bucketed) == 1 else _band(bucketed)
             series.append({"run": name, "runs": len(bucketed), "mean": mean, "low": low, "high": high})
-    return {"metric": clean_line(metric), "x": [short(step, 9) for step in grid], "series": series}
+    return {
+        "metric": clean_line(metric),
+        "x": [short(step, 9) for step in grid],
+        "exact": is_exact,
+        "series": series,
+    }
 
 
 Place = Callable[[float], int]
@@ -137,15 +142,15 @@ Place = Callable[[float], int]
 Buckets = tuple[list[float | None], list[float | None], list[float | None]]
 
 
-def _grid(all_steps: Sequence[array[float]], request: CurveRequest) -> tuple[list[float], Place]:
-    """Return the x of each bucket and the function that finds the bucket of a step."""
+def _grid(all_steps: Sequence[array[float]], request: CurveRequest) -> tuple[list[float], Place, bool]:
+    """Return the x of each bucket, the function that finds the bucket of a step, and whether each step has its own."""
     points = max(2, min(request.points, MAX_POINTS))
     finite = [step for steps in all_steps for step in (steps[0], steps[-1]) if math.isfinite(step)] or [0.0]
     low = min(finite) if request.low is None else request.low
     high = max(finite) if request.high is None else request.high
     exact = _few_steps(all_steps, low, high, points)
     if exact is not None:
-        return exact, functools.partial(_find_exact, exact)
+        return exact, functools.partial(_find_exact, exact), True
     if request.log and high > 0:
         first = math.log(low if low > 0 else min(1.0, high / 2))
         width = (math.log(high) - first) / points or 1.0
@@ -155,10 +160,11 @@ def _grid(all_steps: Sequence[array[float]], request: CurveRequest) -> tuple[lis
             lambda step: (
                 min(points - 1, int((math.log(step) - first) / width)) if step > 0 and low <= step <= high else -1
             ),
+            False,
         )
     width = (high - low) / points or 1.0
     grid = [low + (n + 0.5) * width for n in range(points)]
-    return grid, lambda step: min(points - 1, int((step - low) / width)) if low <= step <= high else -1
+    return grid, lambda step: min(points - 1, int((step - low) / width)) if low <= step <= high else -1, False
 
 
 def _few_steps(all_steps: Sequence[array[float]], low: float, high: float, points: int) -> list[float] | None:

@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import from_dict
 from looplab.report import wording
 from looplab.report.html import short
+from looplab.report.judged import Judged, judged_now
 from looplab.runs import folder
 from looplab.ui.files import HeldOutFilter
-from looplab.untrusted import clean_line, load_json
+from looplab.untrusted import clean_line, dump_json, load_json, load_own_json
 
 REFRESH_S = 0.2
 """The ledger is looked at no more often than this, however many pages are open."""
@@ -39,8 +40,12 @@ LIVE_S = 1.0
 """Metrics of running runs are read no more often than this."""
 PORTION_S = 0.04
 """Seconds of one portion of reading configs and summaries, between which requests are answered."""
+PORTION = 500
+"""Runs that are read from the ledger at once."""
 FIRST_S = 0.25
 """Seconds that the first answer waits for configs and summaries."""
+CACHE_KB = 500
+"""Memory of SQLite for pages of the ledger; its default is four times as much."""
 MAX_COLUMNS = 60
 """Knobs and other config keys, and metrics, each."""
 MAX_REASON = 300
@@ -52,43 +57,58 @@ CORE = (
     "objective", "verdict", "seed", "lead", "copy", "reason", "how",
 )  # fmt: skip
 """Columns of a row."""
+_LEAD, _COPY = CORE.index("lead"), CORE.index("copy")
 
 FindStudy = Callable[[LabConfig, str], StudyConfig]
 EnginePid = Callable[[Path, str], int | None]
 
 
 class Revisions:
-    """Values by key, in the order in which they last changed."""
+    """Values by key, in the order in which they last changed.
+
+    They are kept as JSON, which is what pages get: half of the memory of tuples, and nothing to convert in an answer.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[str, tuple[int, Any]] = {}
+        self._values: dict[str, tuple[int, bytes]] = {}
 
-    def put(self, key: str, value: Any, revision: int) -> bool:
+    def put(self, key: str, value: Sequence[Any], revision: int) -> bool:
         """Set a value; return whether it has changed."""
+        text = dump_json(value).encode()
         before = self._values.get(key)
-        if before is not None and before[1] == value:
+        if before is not None and before[1] == text:
             return False
         self._values.pop(key, None)
-        self._values[key] = (revision, value)
+        self._values[key] = (revision, text)
         return True
 
-    def since(self, revision: int) -> list[tuple[str, Any]]:
-        """Return the values that changed after a revision, oldest change first."""
+    def since(self, revision: int) -> bytes:
+        """Return the values that changed after a revision as a JSON array, oldest change first."""
         found = []
-        for key in reversed(self._values):
-            changed, value = self._values[key]
+        for changed, text in reversed(self._values.values()):
             if changed <= revision:
                 break
-            found.append((key, value))
-        return found[::-1]
+            found.append(text)
+        return b"[" + b",".join(reversed(found)) + b"]"
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> list[Any] | None:
         """Return a value; None if there is none."""
         found = self._values.get(key)
-        return None if found is None else found[1]
+        return None if found is None else _decode(found[1])
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return (_decode(text) for _, text in self._values.values())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _decode(text: bytes) -> list[Any]:
+    found: list[Any] = load_own_json(text.decode())
+    return found
 
 
 class StudyModel:
@@ -112,10 +132,9 @@ class StudyModel:
         self._knob_places: dict[str, int] = {}
         self._metric_places: dict[str, int] = {}
         self._base: dict[str, Any] | None = None
-        self._lead: dict[str, str] = {}
-        self._owner: dict[tuple[str, str | None], str] = {}
-        self._pending: dict[str, RunRow] = {}  # runs whose config or summary is still to be read
-        self._filled: dict[str, list[Any]] = {}  # knobs of a run, by id
+        self._owner: dict[str, str] = {}  # the first run by config and start
+        self._copies: dict[str, list[str]] = {}  # further runs of a config, by its first run
+        self._pending: dict[str, None] = {}  # runs whose config or summary is still to be read, by id
         self._live: dict[str, RunMetrics] = {}
         if config.objective is not None:
             self._metric_place(config.objective.metric)
@@ -127,30 +146,37 @@ class StudyModel:
 
     def refresh(self, ledger: Ledger, *, seq: int) -> None:
         """Bring the rows up to date with the ledger."""
-        feed, view = StudyFeed(ledger, self.config.name), StudyView(ledger, self.config.name)
-        changed = view.runs() if self.seen == 0 else feed.runs_since(self.seen)
-        if changed is None:
-            changed = view.runs()
+        changed = StudyFeed(ledger, self.config.name).runs_since(self.seen) if self.seen else None
         self.revision += 1
-        for run in sorted(changed, key=lambda run: run.n):
-            before = self.rows.get(run.id)
+        for run in self._all(ledger) if changed is None else sorted(changed, key=lambda run: run.n):
+            is_new = run.id not in self.rows
             if self.rows.put(run.id, self._row(run), self.revision) and (
-                before is None or run.state == "ended" or run.id not in self._filled
+                is_new or run.state == "ended" or not self._knobs(run.id)
             ):
-                self._pending[run.id] = run
+                self._pending[run.id] = None
             if run.state != "running":
                 self._live.pop(run.id, None)
             elif run.id not in self._live and len(self._live) < MAX_RUNNING:
                 self._live[run.id] = RunMetrics(self.config, self.outputs / run.id)
         self.seen = seq
 
+    def _all(self, ledger: Ledger) -> Iterator[RunRow]:
+        """Yield all runs, in portions: ten thousand rows at once would take as much memory as the whole model."""
+        view, last = StudyView(ledger, self.config.name), 0
+        while found := view.runs_after(last, PORTION):
+            yield from found
+            last = found[-1].n
+
     def fill(self, ledger: Ledger, until: float) -> bool:
         """Read knobs and metrics, newest runs first, until a time (`time.monotonic`); return whether any are left."""
-        feed = StudyFeed(ledger, self.config.name)
+        feed, view = StudyFeed(ledger, self.config.name), StudyView(ledger, self.config.name)
         self.revision += 1
         while self._pending:
-            _, run = self._pending.popitem()
-            self._fill(feed, ledger, run)
+            id_, _ = self._pending.popitem()
+            run = view.find_run(id_)
+            if run is not None:
+                knobs, last = self._read_values(feed, ledger, run)
+                self._put_cells(id_, knobs, last)
             if time.monotonic() > until:
                 break
         return bool(self._pending)
@@ -166,11 +192,21 @@ class StudyModel:
             with contextlib.suppress(LabError, OSError):
                 metrics.poll(until=now + PORTION_S)
                 last = {name: one.last for name, one in metrics.summariser.result().items()}
-                self._put_cells(id_, last)
+                self._put_cells(id_, self._knobs(id_), last)
 
     def live(self, run: str) -> RunMetrics | None:
         """Return the metrics of a running run; None if it is not followed."""
         return self._live.get(run)
+
+    def lead_of(self, run: str) -> str:
+        """Return the first run of the config that a run has."""
+        row = self.rows.get(run)
+        return run if row is None else str(row[_LEAD])
+
+    def members(self, lead: str) -> list[str]:
+        """Return the runs of a config, by its first run, copies last."""
+        own = [row for id_ in (lead, *self._copies.get(lead, ())) if (row := self.rows.get(id_)) is not None]
+        return [row[0] for row in sorted(own, key=lambda row: (row[_COPY], row[1]))]
 
     def _row(self, run: RunRow) -> tuple[Any, ...]:
         lead = self._find_lead(run)
@@ -178,40 +214,55 @@ class StudyModel:
         if run.state == "ended" and run.status != "ok" and run.role != Role.IMPORTED:
             how = f"signal {run.signal}" if run.signal is not None else f"exit code {run.exit_code}"
         return (
-            run.id, run.n, run.round, clean_line(run.proposer, 60), run.parent, run.base, str(run.role), run.state,
-            Role.IMPORTED if run.role == Role.IMPORTED else run.status, run.slot, run.created, run.started, run.ended,
-            short(run.objective, 9), run.verdict, run.seed, lead, int(run.role in COPIES and lead != run.id),
-            wording.cut(wording.plain(run.reason), MAX_REASON), how,
+            run.id, run.n, run.round, clean_line(run.proposer, 60), run.parent, run.base, run.role, run.state,
+            Role.IMPORTED if run.role == Role.IMPORTED else run.status, run.slot,
+            *(None if at is None else round(at, 2) for at in (run.created, run.started, run.ended)),
+            short(run.objective, 9), run.verdict, run.seed, lead,
+            int(run.role in COPIES and lead != run.id), wording.cut(wording.plain(run.reason), MAX_REASON), how,
         )  # fmt: skip
 
     def _find_lead(self, run: RunRow) -> str:
         """Return the first run of the same config from the same start, by the rules of `report.judged.points`."""
-        known = self._lead.get(run.id)
+        known = self.rows.get(run.id)
         if known is not None:
-            return known
+            return str(known[_LEAD])
+        start = run.point if run.warm is None else f"{run.point} {run.warm}"
         if run.role == Role.IMPORTED:
             lead = run.id
         elif run.role in DECIDED:
             lead = run.id
-            self._owner.setdefault((run.point, run.warm), run.id)
-        elif run.role in COPIES and run.twin in self._lead:
-            lead = self._lead[run.twin]
+            if run.role == Role.CONTINUATION:  # the training as far as it got
+                self._owner[start] = lead
+            else:
+                self._owner.setdefault(start, lead)
+        elif run.role in COPIES and run.twin is not None and run.twin in self.rows:
+            lead = self.lead_of(run.twin)
         else:
-            lead = self._owner.setdefault((run.point, run.warm), run.id)
-        self._lead[run.id] = lead
+            lead = self._owner.setdefault(start, run.id)
+        if lead != run.id:
+            self._copies.setdefault(lead, []).append(run.id)
         return lead
 
-    def _fill(self, feed: StudyFeed, ledger: Ledger, run: RunRow) -> None:
-        if run.id not in self._filled:
+    def _read_values(
+        self, feed: StudyFeed, ledger: Ledger, run: RunRow
+    ) -> tuple[Sequence[Any], dict[str, float | None]]:
+        """Return the knobs of a run, and the last value of each metric if it has ended."""
+        knobs = self._knobs(run.id)
+        if not knobs:
             config = self._config(feed, ledger, run)
             if config is not None:
-                self._filled[run.id] = self._knob_values(config, is_base=run.proposer == Origin.BASE)
+                knobs = self._knob_values(config, is_base=run.proposer == Origin.BASE)
         last: dict[str, float | None] = {}
         if run.state == "ended":
             summary = folder.read_json(self.outputs / run.id, "summary.json", strict=False)
             with contextlib.suppress(TypeError, ValueError, AttributeError):
                 last = {name: one.last for name, one in from_dict(summary.get("metrics", {})).items()}
-        self._put_cells(run.id, last)
+        return knobs, last
+
+    def _knobs(self, run: str) -> Sequence[Any]:
+        """Return the knobs of a run; empty: they were not read yet."""
+        cells = self.cells.get(run)
+        return () if cells is None else cells[1]
 
     def _config(self, feed: StudyFeed, ledger: Ledger, run: RunRow) -> dict[str, Any] | None:
         try:
@@ -259,14 +310,14 @@ class StudyModel:
             self.metrics.append(clean_line(name, MAX_NAME))
         return place
 
-    def _put_cells(self, run: str, last: dict[str, float | None]) -> None:
+    def _put_cells(self, run: str, knobs: Sequence[Any], last: dict[str, float | None]) -> None:
         values: list[float | None] = []
         for name, value in last.items():
             place = None if self.hidden.names(name) else self._metric_place(name)
             if place is not None:
                 values.extend([None] * (place + 1 - len(values)))
                 values[place] = short(value)
-        self.cells.put(run, (tuple(self._filled.get(run, ())), tuple(values)), self.revision)
+        self.cells.put(run, (run, knobs, values), self.revision)
 
 
 class LabModel:
@@ -293,6 +344,7 @@ class LabModel:
         self._looked = 0.0
         self._lab_stamp = self._stamp_lab()
         self._studies: dict[str, StudyModel] = {}
+        self._judged: dict[str, tuple[int, Judged | None]] = {}
 
     @property
     def ledger(self) -> Ledger | None:
@@ -368,16 +420,19 @@ class LabModel:
                     left |= not model.is_complete and model.fill(self._ledger, until)
         return left
 
-    def changes(self, name: str, after: int, epoch: str) -> dict[str, Any]:
-        """Return what changed in a study after a revision; everything if it is of another epoch."""
+    def changes(self, name: str, after: int, epoch: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return what changed in a study after a revision; everything if it is of another epoch.
+
+        Returns:
+            The state of the study, and the rows and cells that changed, each as a JSON array.
+        """
         self.refresh(name)
         model = self.study(name)
         fresh = epoch != self.epoch or after <= 0
         if fresh:
             after = 0
             self.fill(time.monotonic() + FIRST_S)
-        rows, cells = model.rows.since(after), model.cells.since(after)
-        return {
+        state = {
             "epoch": self.epoch,
             "fresh": fresh,
             "next": model.revision,
@@ -391,9 +446,19 @@ class LabModel:
             "columns": CORE if fresh else None,
             "knobs": model.knobs,
             "metrics": model.metrics,
-            "rows": [row for _, row in rows],
-            "cells": [(id_, *values) for id_, values in cells],
         }
+        return state, {"rows": model.rows.since(after), "cells": model.cells.since(after)}
+
+    def judged(self, name: str) -> Judged | None:
+        """Return the state of a study's judge, computed once for each state of the ledger; None: it has none."""
+        view = self.view(name)
+        if view is None:
+            return None
+        seq, found = self._judged.get(name, (-1, None))
+        if seq != self.seq:
+            found = judged_now(self.study(name).config, view)
+            self._judged[name] = self.seq, found
+        return found
 
     def view(self, name: str) -> StudyView | None:
         """Return the record of a study; None: there is no ledger yet."""
@@ -421,6 +486,7 @@ class LabModel:
 
     def _start_over(self) -> None:
         self.epoch = secrets.token_hex(6)
+        self._judged.clear()
         self._version = -1
         known = self.studies()
         self._studies = {
@@ -444,6 +510,7 @@ class LabModel:
         if inode is None and not has_ledger(path):
             return
         self._ledger = ledgers.open_for_reading(path)
+        self._ledger.limit_cache(CACHE_KB)
         self._inode = inode
         self._version = -1
         if had:

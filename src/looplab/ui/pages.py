@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
+from sys import intern
 from typing import Any
 
 from looplab.agents.base import Command, End, FileChange, Message, Output, Trouble
@@ -23,11 +24,11 @@ from looplab.measure.summary import from_dict
 from looplab.report import wording
 from looplab.report.html import short
 from looplab.report.importance import LABEL, importance
-from looplab.report.judged import ReplicatedConfig, judged_now, mix_facts, points
+from looplab.report.judged import mix_facts
+from looplab.report.overview import WINDOW_S, judge_facts, overview_facts, study_overview, verdict_facts
 from looplab.runs import folder
 from looplab.ui.files import HeldOutFilter, ShownFile, list_files, read_file
 from looplab.ui.model import CORE, LabModel, StudyModel
-from looplab.ui.overview import judge_facts, verdict_facts
 
 MAX_TEXT = 4000
 MAX_EVENTS_OF_RUN = 100
@@ -38,6 +39,12 @@ CHAIN_S = 0.05
 """Seconds of checking the chain in one answer."""
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 SHOWN = (*PICTURES, ".md", ".txt", ".csv", ".tex", ".json")
+NOTE = 600
+"""Characters of a version's note that are shown at once."""
+TABLES = 10
+"""Number of the latest pipelines and suites whose first table is shown at once."""
+LONGEST_TABLE = 20_000
+"""Characters of such a table; longer ones are opened by a click."""
 Pipelines = Callable[[Ledger, Path], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 
 
@@ -53,6 +60,39 @@ def _changes(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key, sides in list(changes.items())[:400]
         if isinstance(sides, Mapping)
     ]
+
+
+# -- now
+
+
+def now_page(model: LabModel, name: str, *, since: int, window: float = WINDOW_S) -> dict[str, Any]:
+    """Return the study at a glance.
+
+    Args:
+        since: Number of the last event that the person has seen; 0: none.
+        window: Seconds that the lanes show.
+    """
+    record, study = model.view(name), model.study(name)
+    now, engine = time.time(), model.engine(name)
+    facts: dict[str, Any] = {"at": now, "seq": model.seq, "engine": engine, "problem": model.problem}
+    if record is None:
+        return {**facts, "counts": {}, "needs": [{"kind": "nothing yet"}]}
+    found = study_overview(
+        study.config, record, now=now, engine=engine, since=_time_of(model, since), window=window,
+        judge=model.judged(name),
+    )  # fmt: skip
+    shown = overview_facts(found, record, study.live)
+    problem = [] if model.problem is None else [{"kind": "problem", "text": model.problem}]
+    return {**shown, **facts, "is_first": since == 0, "needs": [*problem, *shown["needs"]]}
+
+
+def _time_of(model: LabModel, seq: int) -> float:
+    """Return the time of an event; 0: there is none with this number."""
+    ledger = model.ledger
+    if ledger is None or seq <= 0:
+        return 0.0
+    event = next(iter(ledger.events(after=seq - 1)), None)
+    return event.at if event is not None else 0.0
 
 
 # -- one run
@@ -71,11 +111,9 @@ def run_page(model: LabModel, name: str, run_name: str) -> dict[str, Any]:
     plan = record.plan_of(run.id) if run.state == "planned" else None
     if plan is not None:
         changes = {"parent": dict(plan.diff_parent), "base": dict(plan.diff_base)}
-    found = points(record.runs())
-    point = next((one for one in found.values() if any(r.id == run.id for r in (*one.runs, *one.copies))), None)
-    verdicts = record.verdicts()
-    lead = point.run.id if point is not None else run.id
-    evidence = verdicts.get(lead)
+    lead = study.lead_of(run.id)
+    evidence = record.verdicts().get(lead)
+    rival = (evidence or {}).get("champion")
     proposal = None
     if run.proposal is not None:
         with contextlib.suppress(LabError):
@@ -101,7 +139,19 @@ def run_page(model: LabModel, name: str, run_name: str) -> dict[str, Any]:
         "metrics": _metrics(summary, study.hidden),
         "status": {key: summary.get(key) for key in ("seconds", "cpu_s", "max_rss_mb", "steps", "reason")},
         "verdict": None if evidence is None else verdict_facts(lead, evidence),
-        "replicates": _replicates(found, point, evidence),
+        "replicates": [
+            {
+                "run": one.id,
+                "seed": one.seed,
+                "value": short(one.objective),
+                "of": first,
+                "rival": first != lead,
+                "role": str(one.role),
+                "first": one.id == first,
+            }
+            for first in dict.fromkeys(filter(None, (lead, rival)))
+            for one in _runs_of(record, study, first)
+        ],
         "capsule": _capsule(run_dir),
         "files": list_files(run_dir),
         "folder": str(run_dir),
@@ -148,18 +198,9 @@ def _metrics(summary: Mapping[str, Any], hidden: HeldOutFilter) -> list[dict[str
     ]  # fmt: skip
 
 
-def _replicates(
-    found: Mapping[str, ReplicatedConfig], point: ReplicatedConfig | None, evidence: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    """Return the runs of this config and of the champion that it was compared with, with their seeds."""
-    rival = found.get((evidence or {}).get("champion") or "")
-    return [
-        {"run": run.id, "seed": run.seed, "value": short(run.objective), "of": one.run.id, "rival": one is rival,
-         "role": str(run.role), "first": run.id == one.run.id}
-        for one in (point, rival)
-        if one is not None
-        for run in (*one.runs, *one.copies)
-    ]  # fmt: skip
+def _runs_of(record: StudyView, study: StudyModel, lead: str) -> list[RunRow]:
+    """Return the runs of a config, by its first run, without reading all runs of the study."""
+    return [run for id_ in study.members(lead) if (run := record.find_run(id_)) is not None]
 
 
 def _capsule(run_dir: Path) -> list[tuple[str, str]]:
@@ -219,13 +260,14 @@ def importance_page(model: LabModel, name: str) -> dict[str, Any]:
     place = {column: n for n, column in enumerate(CORE)}
     knobs: dict[str, list[Any]] = {key: [] for key in study.knobs}
     objective: list[float | None] = []
-    for id_, row in study.rows.since(0):
+    for row in study.rows:
         if row[place["role"]] not in ("base", "trial") or row[place["objective"]] is None:
             continue
-        values = (study.cells.get(id_) or ((), ()))[0]
+        values = (study.cells.get(row[0]) or ((), (), ()))[1]
         objective.append(row[place["objective"]])
         for n, key in enumerate(study.knobs):
-            knobs[key].append(values[n] if n < len(values) else None)
+            value = values[n] if n < len(values) else None
+            knobs[key].append(intern(value) if isinstance(value, str) else value)
     found = importance(knobs, objective)
     shares = [{"knob": one.knob, "share": short(one.share, 4), "clear": one.clear} for one in found.shares]
     return {"label": LABEL, "runs": found.runs, "note": found.note, "shares": shares, "complete": study.is_complete}
@@ -236,20 +278,18 @@ def importance_page(model: LabModel, name: str) -> dict[str, Any]:
 
 def judge_page(model: LabModel, name: str) -> dict[str, Any]:
     """Return the account of the judge: verdicts with their evidence, alpha, noise, held-out reads, drift."""
-    record, study = model.view(name), model.study(name)
-    judge = judged_now(study.config, record) if record is not None else None
+    record, judge = model.view(name), model.judged(name)
     if record is None or judge is None:
         return {"judge": None}
-    evidence = record.verdicts()
-    found = points(record.runs())
+    evidence, study = record.verdicts(), model.study(name)
     shown = [one for one in judge.judgements if one.run in evidence][-MAX_JUDGED:]
     entries = []
     for one in shown:
         facts = verdict_facts(one.run, evidence[one.run])
-        point = found.get(one.run)
+        first = record.find_run(one.run)
         entries.append(
             {**facts, "mean": short(one.mean), "sd": short(one.sd), "runs": one.runs, "is_base": one.run == judge.base,
-             "paired": one.p is not None and point is not None and point.run.seed is not None}
+             "paired": one.p is not None and first is not None and first.seed is not None}
         )  # fmt: skip
     feed = StudyFeed(record.ledger, name)
     reads = [
@@ -263,9 +303,9 @@ def judge_page(model: LabModel, name: str) -> dict[str, Any]:
         "drift": [
             {"run": run.id, "at": run.ended, "value": short(run.objective), "of": id_, "role": str(run.role)}
             for id_ in dict.fromkeys(filter(None, (judge.base, judge.champion)))
-            for run in (*found[id_].runs, *found[id_].copies)
+            for run in _runs_of(record, study, id_)
             if run.objective is not None and run.ended is not None
-        ] if judge.base in found else [],
+        ],
         "restarts": [
             {"at": event.at, "why": _plain(event.data.get("why"), 300)}
             for event in feed.events_of(("judge restarted",), 0)
@@ -279,14 +319,12 @@ def judge_page(model: LabModel, name: str) -> dict[str, Any]:
 
 def agents_page(model: LabModel, name: str) -> dict[str, Any]:
     """Return the calls of agents with what became of their proposals, and the record of each proposer."""
-    record = model.view(name)
+    record, engine = model.view(name), model.engine(name)
     if record is None:
         return {"calls": [], "proposers": [], "weights": [], "said": []}
-    runs = record.runs()
-    by_id = {run.id: run for run in runs}
     proposals: dict[str, list[dict[str, Any]]] = {}
     for row, _ in record.proposals_from("agent"):
-        run = by_id.get(row.run or "")
+        run = record.find_run(row.run) if row.run else None
         proposals.setdefault(_call_of(row.source) or "", []).append(
             {"edits": [_plain(edit, 200) for edit in row.words], "reason": _plain(row.reason, 600),
              "hypothesis": _plain(row.hypothesis, 600), "status": row.status, "run": row.run,
@@ -303,10 +341,11 @@ def agents_page(model: LabModel, name: str) -> dict[str, Any]:
              "ok": answer.get("ok"), "why": _plain(answer.get("why"), 600), "seconds": answer.get("seconds"),
              "usage": answer.get("usage") or {}, "accepted": answer.get("accepted"),
              "refused": [_plain(one, 300) for one in answer.get("refused") or ()],
-             "interrupted": bool(answer.get("interrupted")), "void": _plain(answer.get("void"), 300) or None,
+             "interrupted": bool(answer.get("interrupted")) or (not answer and engine is None),
+             "void": _plain(answer.get("void"), 300) or None,
              "proposals": proposals.get(call["call"], [])}
         )  # fmt: skip
-    mix = mix_facts(record, runs)
+    mix = mix_facts(record)
     said = StudyFeed(record.ledger, name).events_of(("said",), 0)[-50:]
     return {
         "calls": calls[::-1],
@@ -374,10 +413,19 @@ def versions_page(model: LabModel) -> list[dict[str, Any]]:
             {**{key: row[key] for key in ("version", "attempt", "state", "metric", "value", "verdict", "champion",
                                           "began", "ended", "folder", "revision")},
              "why": _plain(row["why"], 600),
+             "note": _first_note(model, row["folder"], names),
              "notes": [name for name in names if name.endswith(".md")][:4],
              "pictures": [name for name in names if name.endswith(PICTURES)][:6]}
         )  # fmt: skip
     return found
+
+
+def _first_note(model: LabModel, place: str, names: list[str]) -> str:
+    """Return the beginning of the first note of a version; empty if there is none that may be shown."""
+    with contextlib.suppress(LabError):
+        for name in [name for name in names if name.endswith(".md")][:1]:
+            return wording.cut(_read(model, place, name).content.decode().strip(), NOTE)
+    return ""
 
 
 def pipelines_page(model: LabModel, pipelines: Pipelines) -> dict[str, Any]:
@@ -390,9 +438,22 @@ def pipelines_page(model: LabModel, pipelines: Pipelines) -> dict[str, Any]:
     for one in (*runs[-100:], *suites):
         files = list_files(model.lab.folder / one["folder"])
         one["files"] = [file["name"] for file in files if file["name"].endswith(SHOWN)][:60]
+    for one in (*runs[-TABLES:], *suites[-TABLES:]):
+        one["tables"] = _tables(model, one["folder"], one["files"])
     for stage in (stage for one in runs for stage in one["stages"]):
         stage["why"] = _plain(stage.get("why"), 600)
     return {"pipelines": runs[-100:], "suites": suites, "cases": cases[-200:]}
+
+
+def _tables(model: LabModel, place: str, names: list[str]) -> list[dict[str, str]]:
+    """Return the first text and the first table of a folder, best from a subfolder `tables`."""
+    found = []
+    for suffix in (".txt", ".csv"):
+        fitting = [name for name in names if name.endswith(suffix)]
+        ours = [name for name in fitting if "tables" in PurePath(name).parts] or (fitting if suffix == ".csv" else [])
+        with contextlib.suppress(LabError):  # it may not be shown
+            found += [{"name": name, "text": _read(model, place, name).content.decode()} for name in ours[:1]]
+    return [one for one in found if len(one["text"]) <= LONGEST_TABLE]
 
 
 def artifact(model: LabModel, place: str, name: str) -> ShownFile:
@@ -409,6 +470,10 @@ def artifact(model: LabModel, place: str, name: str) -> ShownFile:
     known |= {row["folder"] for table in ("stages", "suites") for row in rows[table].values()}
     if place not in known or PurePath(place).is_absolute() or ".." in PurePath(place).parts:
         raise LabError("there is no such folder")
+    return _read(model, place, name)
+
+
+def _read(model: LabModel, place: str, name: str) -> ShownFile:
     root = model.lab.folder / place
     if not root.resolve().is_relative_to(model.lab.folder.resolve()):
         raise LabError("the folder is outside of the lab")

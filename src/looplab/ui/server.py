@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import functools
 import getpass
+import os
 import socket
 import sqlite3
+import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -36,7 +38,6 @@ from looplab.ui import pages
 from looplab.ui.curves import MAX_METRICS, MAX_POINTS, MAX_RUNS, CurveCache, CurveRequest, draw
 from looplab.ui.files import ShownFile, read_file, read_log
 from looplab.ui.model import PORTION_S, LabModel
-from looplab.ui.overview import overview
 from looplab.ui.security import AccessRules, Gate
 from looplab.ui.steering import ACTIONS, Actor, Steering, edits_of, text_of
 from looplab.untrusted import UntrustedError, dump_json, load_json, mend_text
@@ -45,6 +46,8 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 MAX_BODY = 100_000
 """Bytes of a request."""
+COMMAND_S = 120.0
+"""Seconds that the model of the search may take."""
 GZIP_FROM = 1500
 MEDIA = {
     "css": "text/css; charset=utf-8", "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8",
@@ -64,6 +67,8 @@ class PageHooks:
     """Returns the run folders of pipelines, and the suites."""
     steering: Steering | None = None
     """Changes studies; None: the page is read-only."""
+    slices: Callable[[str], Sequence[str]] | None = None
+    """Returns the command that prints what the model of a study's search believes, as JSON; None: there is none."""
 
 
 class PageServer:
@@ -85,6 +90,8 @@ class PageServer:
         self._curve_thread = ThreadPoolExecutor(1, "curves")
         self._file_threads = ThreadPoolExecutor(3, "files")
         self._filling = False
+        self._believing = asyncio.Lock()
+        self._slices_made: dict[str, tuple[int, dict[str, Any]]] = {}
         self._now: dict[tuple[str, int, float], tuple[float, dict[str, Any]]] = {}
         self.app = Starlette(
             routes=[
@@ -96,6 +103,7 @@ class PageServer:
                 Route("/api/curves", self._guarded(self._curve_page)),
                 Route("/api/file", self._guarded(self._file)),
                 Route("/api/artifact", self._guarded(self._artifact)),
+                Route("/api/slices", self._guarded(self._slices)),
                 Route("/api/form", self._guarded(self._form)),
                 Route("/api/check", self._guarded(self._check)),
                 Route("/api/control", self._guarded(self._control), methods=["POST"]),
@@ -109,6 +117,12 @@ class PageServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with self.running():
+            yield
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Close the ledger and end the threads after the block."""
         yield
         await self._in_ledger(self._model.close)
         for pool in (self._ledger_thread, self._curve_thread, self._file_threads):
@@ -181,16 +195,18 @@ class PageServer:
             "folder": str(self._model.lab.folder),
             "version": __version__,
             "host": socket.gethostname(),
+            "at": time.time(),
             "studies": studies,
             "control": self._rules.control_token if self._rules.control else None,
             "problem": self._model.problem,
         }
 
-    def _changes(self, query: Mapping[str, str]) -> dict[str, Any]:
-        found = self._model.changes(query["study"], _whole(query, "after"), query.get("epoch", ""))
-        if not found["complete"]:
+    def _changes(self, query: Mapping[str, str]) -> bytes:
+        state, lists = self._model.changes(query["study"], _whole(query, "after"), query.get("epoch", ""))
+        if not state["complete"]:
             self._start_filling()
-        return found
+        made = [f',"{name}":'.encode() + values for name, values in lists.items()]
+        return b"".join([dump_json(state).encode()[:-1], *made, b"}"])
 
     def _overview(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the page "Now"; it is made once a second, however many pages ask."""
@@ -198,7 +214,7 @@ class PageServer:
         key = (query["study"], _whole(query, "since"), window)
         made = self._now.get(key)
         if made is None or time.monotonic() - made[0] > 1.0:
-            facts = overview(self._model, key[0], since=key[1], window=window)
+            facts = pages.now_page(self._model, key[0], since=key[1], window=window)
             self._now = {one: what for one, what in self._now.items() if time.monotonic() - what[0] < 5.0}
             made = self._now[key] = (time.monotonic(), facts)
         return made[1]
@@ -265,9 +281,8 @@ class PageServer:
             view = self._model.view(study)
             model = self._model.study(study)
             rows = [view.run(name) for name in names] if view is not None else []
-            leads = [(model.rows.get(row.id) or (row.id,) * 17)[16] for row in rows]
             return model, CurveRequest(
-                runs=[(row.id, lead, row.state == "ended") for row, lead in zip(rows, leads, strict=True)],
+                runs=[(row.id, model.lead_of(row.id), row.state == "ended") for row in rows],
                 metrics=[name for name in _json(query.get("metrics", "[]")) if isinstance(name, str)][:MAX_METRICS],
                 points=min(MAX_POINTS, _whole(query, "points", 400)),
                 low=float(query["low"]) if "low" in query else None,
@@ -288,6 +303,27 @@ class PageServer:
     async def _artifact(self, request: Request) -> Response:
         query = request.query_params
         return _shown(await self._in_ledger(pages.artifact, self._model, query["folder"], query["name"]))
+
+    async def _slices(self, request: Request) -> Response:
+        """Return what the model believes along each knob: made by one process at a time, and kept while no run ends."""
+        study = request.query_params["study"]
+        if self._hooks.slices is None:
+            raise LabError("this page cannot ask the model")
+
+        def count() -> int:
+            view = self._model.view(study)
+            return 0 if view is None else sum(one.runs for one in view.totals() if one.state == "ended")
+
+        ended = await self._in_ledger(count)
+        async with self._believing:
+            made = self._slices_made.get(study)
+            if made is None or made[0] != ended:
+                text = await run_bounded(self._hooks.slices(study))
+                made = self._slices_made[study] = ended, load_json(text)
+        found = made[1]
+        if "error" in found:
+            raise LabError(found["error"])
+        return _answer({**found, "ended": ended})
 
     async def _form(self, request: Request) -> Response:
         return _answer(await self._in(self._file_threads, self._steering().form, request.query_params["study"]))
@@ -359,7 +395,9 @@ def _assets(package: str, place: str) -> dict[str, tuple[bytes, str]]:
 
 
 def _answer(data: Any, status: int = 200) -> Response:
-    return Response(dump_json(data), status, media_type="application/json")
+    """Return data as JSON; bytes are JSON already."""
+    content = data if isinstance(data, bytes) else dump_json(data)
+    return Response(content, status, media_type="application/json")
 
 
 def _shown(file: ShownFile) -> Response:
@@ -384,6 +422,31 @@ def _user() -> str:
         return "unknown"
 
 
+async def run_bounded(argv: Sequence[str]) -> str:
+    """Return what a command prints; it has few seconds, one thread and little priority.
+
+    Raises:
+        LabError: It failed, or was not done in time.
+    """
+    quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **quiet},
+        start_new_session=True, preexec_fn=functools.partial(os.nice, 5),
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(COMMAND_S):
+            printed, _ = await process.communicate()
+    except TimeoutError:
+        raise LabError(f"the model was not ready after {COMMAND_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise LabError("the model failed", hint="`looplab doctor` checks the packages that it needs")
+    return printed.decode("utf-8", "replace")
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0: any free one.
 
@@ -403,10 +466,21 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _limit_malloc() -> None:
+    """Give freed memory back to the system: glibc would keep an arena for each thread, and large answers in them."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        library = ctypes.CDLL(None)
+        for option, value in ((-8, 1), (-3, 1 << 17), (-1, 1 << 17)):  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            library.mallopt(option, value)
+
+
 def serve(server: PageServer, listening: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
+    _limit_malloc()
     config = uvicorn.Config(
-        server.asgi, http="h11", ws="none", log_config=None, access_log=False, server_header=False,
+        server.asgi, loop="asyncio", http="h11", ws="none", log_config=None, access_log=False, server_header=False,
         timeout_graceful_shutdown=2, limit_concurrency=500, lifespan="on",
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown

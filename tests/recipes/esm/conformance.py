@@ -30,6 +30,10 @@ class Subject:
     """Tokens of that first piece."""
     tolerance: float
     """How far rounding may move states and log-probabilities between batches."""
+    relative: float = 1e-4
+    """How far it may move states besides, relative to their size."""
+    coarse: bool = False
+    """Whether rounding is so coarse that it moves many draws across the border between two tokens."""
 
 
 def free(
@@ -76,12 +80,21 @@ def assert_same(found: Sequence[Completion], expected: Sequence[Completion], tol
         np.testing.assert_allclose(one.logprobs[:end], other.logprobs[:end], rtol=0, atol=tolerance)
 
 
-def assert_drawn_alike(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+def assert_drawn_alike(found: Sequence[Completion], expected: Sequence[Completion], coarse: bool) -> None:
     """The same sampled answers up to rounding: all but one.
 
     Rounding moves a draw across the border between two tokens less than once in a thousand answers; draws that depend
-    on the batch would change nearly every row.
+    on the batch would change nearly every row. In bfloat16 it moves a few draws in a hundred, so answers only begin
+    alike; answers that depend on the batch would do so for half a token on average.
     """
+    if coarse:
+        pairs = zip(found, expected, strict=True)
+        alike = [
+            next((n for n, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)) if a != b), len(one.tokens))
+            for one, other in pairs
+        ]
+        assert sum(alike) >= 3 * len(alike)
+        return
     assert sum(one.tokens != other.tokens for one, other in zip(found, expected, strict=True)) <= 1
 
 
@@ -116,10 +129,10 @@ def batch_size_and_order_of_rows_change_nothing_but_rounding(subject: Subject) -
     together = answers(subject, prompts, seeds, GREEDY)
     assert_same(answers(subject, prompts[::-1], seeds[::-1], GREEDY), together[::-1], subject.tolerance)
     drawn = answers(subject, prompts, seeds, WARM)
-    assert_drawn_alike(answers(subject, prompts[::-1], seeds[::-1], WARM), drawn[::-1])
+    assert_drawn_alike(answers(subject, prompts[::-1], seeds[::-1], WARM), drawn[::-1], subject.coarse)
     rows = list(zip(prompts, seeds, strict=True))
     assert_same([answers(subject, [text], [seed], GREEDY)[0] for text, seed in rows], together, subject.tolerance)
-    assert_drawn_alike([answers(subject, [text], [seed], WARM)[0] for text, seed in rows], drawn)
+    assert_drawn_alike([answers(subject, [text], [seed], WARM)[0] for text, seed in rows], drawn, subject.coarse)
 
 
 def rows_of_a_batch_may_be_at_different_places(subject: Subject) -> None:
@@ -180,7 +193,7 @@ def a_probe_leaves_no_trace(subject: Subject) -> None:
     first = probed.generate(rows, [8] * count, [subject.strong] * count, None, WARM, commit=False)
     null = probed.generate(rows, [8] * count, [None] * count, None, WARM, commit=False)
     again = probed.generate(rows, [8] * count, mixed, None, WARM, commit=False)
-    assert_drawn_alike(again, [(first if row % 2 else null)[row] for row in rows])
+    assert_drawn_alike(again, [(first if row % 2 else null)[row] for row in rows], subject.coarse)
     np.testing.assert_array_equal(probed.hidden_states(rows, layers), states)
     assert [probed.tokens(row) for row in rows] == [untouched.tokens(row) for row in rows]
     assert [probed.text(row) for row in rows] == [untouched.text(row) for row in rows]
@@ -218,7 +231,7 @@ def a_delimiter_of_several_tokens_ends_the_piece(subject: Subject) -> None:
 def the_draws_of_a_row_depend_on_its_seed_alone(subject: Subject) -> None:
     prompts = [subject.prompts[0]] * 8
     drawn = answers(subject, prompts, range(8), WARM)
-    assert_drawn_alike(answers(subject, prompts[:3], [5, 0, 5], WARM), [drawn[5], drawn[0], drawn[5]])
+    assert_drawn_alike(answers(subject, prompts[:3], [5, 0, 5], WARM), [drawn[5], drawn[0], drawn[5]], subject.coarse)
     assert len({tuple(completion.tokens) for completion in drawn}) > 1
     other = answers(subject, prompts, range(8), replace(WARM, seed=4))
     assert tokens_of(other) != tokens_of(drawn)
@@ -232,12 +245,12 @@ def states_equal_those_of_a_fresh_prefill(subject: Subject) -> None:
     found = session.hidden_states(range(count), layers)
     assert found.shape == (count, backend.n_layers, backend.width)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, fresh, atol=max(subject.tolerance, 1e-4), rtol=1e-4)
+    np.testing.assert_allclose(found, fresh, atol=max(subject.tolerance, 1e-4), rtol=subject.relative)
     free(session, range(count), 6)
     longer = [prompt + session.text(row) for row, prompt in enumerate(subject.prompts)]
     fresh = [backend.start_session([prompt], [0]).hidden_states([0], layers)[0] for prompt in longer]
     np.testing.assert_allclose(
-        session.hidden_states(range(count), layers), fresh, atol=max(subject.tolerance, 1e-4), rtol=1e-4
+        session.hidden_states(range(count), layers), fresh, atol=max(subject.tolerance, 1e-4), rtol=subject.relative
     )
     picked = session.hidden_states([1, 0], [backend.n_layers - 1, 0])
     np.testing.assert_array_equal(picked[0, 1], session.hidden_states([1], [0])[0, 0])

@@ -44,18 +44,31 @@ ROUNDING = 1e-3
 injection makes as large as 100, and by 2e-5 in the log-probabilities; an error of the arithmetic is 1e-2 or more."""
 
 
-def toy_subject(_: Callable[..., Path]) -> Any:
+COARSE_ROUNDING = 0.5
+"""The same in bfloat16, whose numbers have 8 bits: log-probabilities differ by up to 0.1."""
+
+
+def toy_subject(_: Callable[..., Path], max_num_seqs: int = 64) -> Any:
     prompts = (*(make_problem(n).question for n in (0, 7, 30, 401, 2)), make_problem(3, slips=True).question)
-    return CONFORMANCE.Subject(ToyBackend(), prompts, Injection(_mind_directions()[2], 2, 3.0), begin=5, tolerance=1e-6)
+    strong = Injection(_mind_directions()[2], 2, 3.0)
+    return CONFORMANCE.Subject(ToyBackend(max_num_seqs), prompts, strong, begin=5, tolerance=1e-6)
 
 
-def checkpoint_subject(folder: Path, fast: bool = True) -> Any:
+def toy_in_pairs_subject(checkpoint: Callable[..., Path]) -> Any:
+    return toy_subject(checkpoint, max_num_seqs=2)
+
+
+def checkpoint_subject(folder: Path, **more: Any) -> Any:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
-    backend = HFBackend(str(folder), fast=fast)
+    backend = HFBackend(str(folder), **more)
     vector = np.random.default_rng(0).normal(size=backend.width).astype(np.float32)
     strong = Injection(vector, 0, 30.0)
-    return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=ROUNDING)
+    if backend.core.dtype == torch.float32:
+        return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=ROUNDING)
+    return CONFORMANCE.Subject(
+        backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=COARSE_ROUNDING, relative=0.05, coarse=True
+    )
 
 
 def llama_subject(checkpoint: Callable[..., Path]) -> Any:
@@ -74,7 +87,22 @@ def gpt2_subject(checkpoint: Callable[..., Path]) -> Any:
     return checkpoint_subject(checkpoint("gpt2"))
 
 
-SUBJECTS = (toy_subject, llama_subject, qwen_subject, hooked_llama_subject, gpt2_subject)
+def llama_in_pairs_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("llama"), max_num_seqs=2)
+
+
+def llama_bfloat16_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("llama"), dtype="bfloat16", max_num_seqs=4)
+
+
+def gpt2_bfloat16_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("gpt2"), dtype="bfloat16")
+
+
+SUBJECTS = (
+    toy_subject, toy_in_pairs_subject, llama_subject, llama_in_pairs_subject, llama_bfloat16_subject, qwen_subject,
+    hooked_llama_subject, gpt2_subject, gpt2_bfloat16_subject,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +144,126 @@ def test_the_same_calls_on_the_same_batch_have_the_same_bits(subject: Any) -> No
     first = run()
     subject.backend.start_session(subject.prompts[:3], range(3)).generate(range(3), [7] * 3, [None] * 3, None, GREEDY)
     assert run() == first
+
+
+# Limits of a batch, and devices.
+
+
+def rows_at_once(backend: Any, run: Callable[[Any], Any]) -> tuple[Any, list[int]]:
+    """What a call gives, and the number of rows of each of its forward passes."""
+    sizes: list[int] = []
+
+    def counted(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def count(tokens: Any, *rest: Any, **more: Any) -> Any:
+            sizes.append(len(tokens))
+            return forward(tokens, *rest, **more)
+
+        return count
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("step", "prefill"):
+            patch.setattr(backend.core, name, counted(getattr(backend.core, name)))
+        return run(backend), sizes
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_no_more_rows_are_computed_at_once_than_max_num_seqs(checkpoint: Callable[..., Path], fast: bool) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    prompts = [*CHECKPOINTS.PROMPTS, *CHECKPOINTS.PROMPTS[:1] * 4]
+    rows = range(len(prompts))
+    vector = np.random.default_rng(0).normal(size=64).astype(np.float32)
+    wishes = [Injection(vector, 0, 5.0) if row % 3 else None for row in rows]
+
+    def run(backend: Any) -> list[Any]:
+        session = backend.start_session(prompts, rows)
+        first = session.generate(rows, [4] * len(rows), [None] * len(rows), None, GREEDY)
+        states = session.hidden_states(rows[::-1], [1, 0])[::-1]
+        probes = session.generate(rows, [3] * len(rows), wishes[::-1], None, GREEDY, commit=False)
+        last = session.generate(rows[::-1], [6] * len(rows), wishes, None, GREEDY)[::-1]
+        assert [session.tokens(row) for row in rows] == [
+            one.tokens + other.tokens for one, other in zip(first, last, strict=True)
+        ]
+        session.close()
+        return [states, first, probes, last]
+
+    whole, sizes = rows_at_once(HFBackend(str(checkpoint("llama")), fast=fast), run)
+    assert max(sizes) == len(prompts)
+    for limit in (1, 4):
+        found, sizes = rows_at_once(HFBackend(str(checkpoint("llama")), fast=fast, max_num_seqs=limit), run)
+        assert max(sizes) == limit
+        np.testing.assert_allclose(found[0], whole[0], rtol=0, atol=ROUNDING)
+        for mine, theirs in zip(found[1:], whole[1:], strict=True):
+            CONFORMANCE.assert_same(mine, theirs, ROUNDING)
+
+
+def test_the_toy_answers_the_same_however_many_rows_it_computes_at_once() -> None:
+    problems = [make_problem(n).question for n in range(30)]
+
+    def run(limit: int) -> list[Any]:
+        session = ToyBackend(limit).start_session(problems, range(30))
+        first = session.generate(range(30), [9] * 30, [None] * 30, "\n\n", SamplingParams(64, temperature=1.0))
+        wish = Injection(_mind_directions()[2], 2, 3.0)
+        second = session.generate([29, 3, 7], [40] * 3, [wish, None, wish], None, GREEDY)
+        return [
+            first,
+            second,
+            session.hidden_states([9, 29, 0], [1]).tobytes(),
+            [session.text(row) for row in range(30)],
+        ]
+
+    whole = run(64)
+    assert all(run(limit) == whole for limit in (1, 7, 29))
+
+
+def test_rows_that_wait_for_their_turn_leave_the_device(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend, HFSession
+
+    moves: list[tuple[int, str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("park", "resume"):
+            move = getattr(HFSession, name)
+            patch.setattr(
+                HFSession, name, lambda self, name=name, move=move: moves.append((id(self), name)) or move(self)
+            )
+        session = HFBackend(str(checkpoint("llama")), max_num_seqs=2).start_session(CHECKPOINTS.PROMPTS[:4], range(4))
+        session.generate(range(4), [2] * 4, [None] * 4, None, GREEDY)
+        session.hidden_states([2], [0])
+    first, second = (id(part) for part in session._parts)
+    assert moves == [
+        (first, "park"), (second, "park"), (first, "resume"), (first, "park"), (second, "resume"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_forward_pass_stays_on_the_device_and_in_the_type_of_the_model(kind: str, dtype: str, tmp_path: Path) -> None:
+    """On the device `meta`, which has shapes but no numbers, every tensor that is made elsewhere is an error."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from looplab.recipes.esm.esm.backends.cache import KVCache
+    from looplab.recipes.esm.esm.backends.llama import LlamaCore, is_llama
+    from looplab.recipes.esm.esm.backends.module import ModuleCore
+
+    CHECKPOINTS.save_model(tmp_path, kind)
+    with torch.device("meta"), torch.inference_mode():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), dtype=getattr(torch, dtype))
+        tokens, lengths = torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+        steering = {0: (torch.zeros(2, dtype=torch.long), torch.zeros(2, 64))}
+    cores: list[Any] = [ModuleCore(model)]
+    with torch.inference_mode():
+        cores += [LlamaCore(model, 64)] if is_llama(model.config) else []
+        for core in cores:
+            assert str(core.device) == "meta"
+            cache = KVCache(core.n_layers, 3, 32)
+            results = [core.prefill(tokens, lengths, cache, 0)]
+            results.append(core.step(tokens[:, 0], lengths, 8, cache, 0, steering, True))
+            cache.grow(90)
+            assert cache.data is not None
+            assert (str(cache.data.device), str(cache.data.dtype)) == ("meta", f"torch.{dtype}")
+            for logits, states in results:
+                assert (str(logits.device), logits.dtype) == ("meta", torch.float32)
+                assert states.shape == (3, core.n_layers, 64)
 
 
 # The transformers loop against transformers.
@@ -414,7 +562,8 @@ def test_a_backend_is_created_by_name(checkpoint: Callable[..., Path]) -> None:
             tensor_parallel_size=1,
         )
 
-    assert [make_backend(settings(name)).name for name in ("toy", "transformers")] == ["toy", "transformers"]
+    made: list[Any] = [make_backend(settings(name)) for name in ("toy", "transformers")]
+    assert [(backend.name, backend.max_num_seqs) for backend in made] == [("toy", 4), ("transformers", 4)]
     if importlib.util.find_spec("vllm") is None:
         with pytest.raises(LabError, match="vLLM cannot be imported"):
             make_backend(settings("vllm"))

@@ -48,6 +48,15 @@ def test_a_mistyped_key_leaves_everything_as_it_was(tmp_path: Path) -> None:
         "&& looplab stage --config configs/tiny.yaml mine select memory && looplab run"
         in run(looplab, "init", "esm", "lab").stdout
     )
+    checked = run(looplab, "check")
+    assert checked.returncode == 0, checked.stderr
+    assert (
+        "eval.artifact_run_dir of configs/tune.yaml names outputs/tiny/latest, which does not exist" in checked.stdout
+    )
+    assert "all is well" not in checked.stdout
+    (lab / "outputs/tiny/latest").mkdir(parents=True)
+    assert "all is well" in run(looplab, "check").stdout
+    (lab / "outputs/tiny/latest").rmdir()
     toy = ["--edit", "model.backend@set=toy", "--edit", "eval.ablations@set=[]"]
     config = ["--config", "configs/debug.yaml"]
     done = run(sys.executable, "run.py", *config, "--run-id", "r", "mine", *toy, "select", "memory", "eval")
@@ -68,3 +77,19 @@ def test_a_mistyped_key_leaves_everything_as_it_was(tmp_path: Path) -> None:
     memory = ["--edit", "model.gpu_memory_utilization@new=0.4", "--edit", "task.max_eval_examples@new=70"]
     more = run(looplab, "stage", *config, "--run-id", "r", *toy, *memory, "--json", "mine", "eval")
     assert [stage["how"] for stage in json.loads(more.stdout)["stages"]] == ["skipped", "complete"], more.stderr
+
+
+def test_a_mistyped_key_in_the_file_is_reported_with_the_line_of_that_file(tmp_path: Path) -> None:
+    looplab = str(Path(sys.executable).with_name("looplab"))
+    subprocess.run([looplab, "init", "esm", "lab"], cwd=tmp_path, capture_output=True, check=True)
+    path = tmp_path / "lab/configs/debug.yaml"
+    lines = path.read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines) if line.startswith("online: {"))
+    lines[number] = lines[number].replace("online: {", "online: {betta: 2, ")
+    path.write_text("\n".join(lines) + "\n")
+    for words in (("stage", "--config", "configs/debug.yaml", "mine"), ("check", "--config", "configs/debug.yaml")):
+        done = subprocess.run([looplab, *words], cwd=tmp_path / "lab", capture_output=True, text=True)
+        assert done.returncode == 2
+        assert f"debug.yaml:{number + 1}: unknown key online.betta, did you mean beta?" in done.stderr
+        assert "config_resolved.json" not in done.stderr
+    assert not (tmp_path / "lab/outputs").exists()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from looplab.errors import LabError
@@ -240,3 +241,55 @@ def test_a_baseline_can_have_its_own_settings_within_one_reading(toy: Toy, mined
     report = answer(settings, mined, own={"no_probing": toy({"online.k_scale": 0.0})})
     assert report.accuracy("no_probing") == report.accuracy("greedy") < report.accuracy("esm")
     assert report.test_reads == 1
+
+
+def test_a_majority_vote_counts_answers_and_pays_for_all_of_them(toy: Toy, mined: Path) -> None:
+    settings = toy({"eval.methods": ["greedy", "majority"], "eval.vote_samples": 5, "eval.vote_temperature": 1.0})
+    report = answer(settings, mined)
+    for row in report.rows["majority"][0]:
+        preds = [vote["pred"] for vote in row["votes"]]
+        assert len(preds) == 5
+        assert preds.count(row["pred"]) == max(map(preds.count, preds))
+        assert row["tokens_used"] == row["budget_used"] == sum(vote["tokens_used"] for vote in row["votes"])
+    assert report.rows["majority"] == answer(settings, mined, backend=NoModel()).rows["majority"]
+    fewer = answer(settings.changed({"eval.vote_samples": 3}), mined)
+    assert all(len(row["votes"]) == 3 for row in fewer.rows["majority"][0])
+
+
+def test_the_line_of_the_prompt_baseline_reaches_the_model(toy: Toy, mined: Path) -> None:
+    asked: list[str] = []
+
+    class Listening(ToyBackend):
+        def start_session(self, prompts: Any, seeds: Any) -> Any:
+            asked.extend(prompts)
+            return super().start_session(prompts, seeds)
+
+    answer(toy({"eval.prompt_line": "Be exact."}), mined, methods=[Method("prompt", 0)], backend=Listening())
+    assert asked
+    assert all("now? Write the addition, then the answer. Be exact." in text for text in asked)
+
+
+def test_rivals_need_no_memory(toy: Toy, tmp_path: Path) -> None:
+    report = answer(toy({"eval.methods": ["greedy", "majority", "prompt"]}), tmp_path / "nothing")
+    assert set(report.seconds) == {"greedy", "majority", "prompt"}
+
+
+def test_a_method_has_its_own_settings_from_the_config(toy: Toy, mined: Path) -> None:
+    settings = toy({"eval.ablations": ["mean_vector"], "eval.own": {"mean_vector": {"k_scale": 0.0}}})
+    report = answer(settings, mined, own=settings.own())
+    assert report.accuracy("mean_vector") == report.accuracy("greedy") < report.accuracy("esm")
+    with pytest.raises(LabError, match="k_scal"):
+        toy({"eval.own": {"mean_vector": {"k_scal": 0.0}}}).own()
+
+
+def test_the_mean_vector_is_that_of_all_mined_pairs_not_of_the_library(toy: Toy, mined: Path) -> None:
+    settings = toy({"offline_select.B": 8})
+    select.run(settings, mined)
+    memory.run(settings, mined)
+    held, _ = memory.load(mined / "memory")
+    rows = [row for row in files.read_jsonl(mined / "mine" / "candidates.jsonl") if row["vector_path"]]
+    vectors = files.read_arrays(mined / "mine" / "vectors.safetensors")
+    for m, mean in held.means().items():
+        pairs = [vectors[row["tool_id"]] for row in rows if (row["control_point_m"], row["layer"]) == (m, mean.layer)]
+        assert len(pairs) > 8
+        assert mean.vector == pytest.approx(np.mean(pairs, axis=0), abs=1e-5)

@@ -106,7 +106,7 @@ def test_missing_packages_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_real_model_generates(tmp_path: Path) -> None:
+def test_the_real_model_generates(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     missing = [name for name in fetch.NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
@@ -120,6 +120,9 @@ def test_the_real_model_generates(tmp_path: Path) -> None:
         if "could not download" in str(error):
             pytest.skip(str(error))
         raise
+    printed = "".join(capfd.readouterr())
+    assert "%|" not in printed  # no progress bars, which fill a log
+    assert "\r" not in printed
     backend = HFBackend(str(folder), chat=True, max_model_len=256)
     assert isinstance(backend.core, LlamaCore)
     session = backend.start_session([backend.apply_chat_template("What is the capital of France?")], [0])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looplab.recipes.esm.esm.data import Example
-from looplab.recipes.esm.esm.grading import boxed, extract, grade, number, same, written
+from looplab.recipes.esm.esm.grading import boxed, extract, form_of, grade, number, same, written
 
 HEAT = Example("b", "What conducts heat?", "B", "choice", ("a piece of wood", "copper", "wool", "C"))
 
@@ -45,7 +45,7 @@ def test_only_the_right_number_is_right(answer: int, gold: int) -> None:
 
 @given(st.text(max_size=200))
 def test_no_text_upsets_a_grader(text: str) -> None:
-    for kind in ("number", "choice", "yesno", "math"):
+    for kind in ("number", "choice", "yes_no", "math"):
         extract(text, kind)  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_no_choice_is_made_up(text: str) -> None:
     ],
 )
 def test_yes_and_no_are_words(text: str, answer: str | None) -> None:
-    assert extract(text, "yesno") == answer
+    assert extract(text, "yes_no") == answer
 
 
 @pytest.mark.parametrize(
@@ -168,3 +168,21 @@ def test_mathematics_is_read_from_the_box_then_from_what_is_said() -> None:
     assert extract("The answer is $x + 1$.", "math") == "x + 1"
     assert extract("So $a$ and then $b$ and 5.", "math") == "b"
     assert extract("It is 5.", "math") == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("Eva has 35 pens.\n#### 35", "marked"),
+        ("Ben has 43 cards. \n#### = 43\nBen has", "marked"),
+        ("Ben has 12 cards left.", "one line"),
+        ("Ben has 43 - 25 = 18. He has 18.", "one line"),
+        ("11 + 28 = 39\nThe answer is 39.", "other"),
+        ("Kim has 38 eggs and", "other"),  # truncated
+        ("####\n####", "other"),
+        ("Sorry.", "other"),
+        ("", "other"),
+    ],
+)
+def test_the_form_of_an_answer_is_seen_by_a_program(text: str, form: str) -> None:
+    assert form_of(text) == form

@@ -169,3 +169,42 @@ def test_a_budget_of_one_token_is_one_token(toy: Callable[..., EsmSettings]) -> 
     )
     assert {one.tokens_used for one in answers} == {1}
     assert {one.finish_reason for one in answers} == {"length"}
+
+
+def test_ranked_probes_choose_between_candidates_but_not_against_null(toy: Callable[..., EsmSettings]) -> None:
+    """A vector that lowers the confidence a little is still used if the state is closer to its key than to null's."""
+    step = {"null_ahat": 0.990}
+    for rule, chosen in (("score", None), ("rank", "e1")):
+        choice = SteeringDecision(online._new_step(2, 10, ""))
+        choice.step.update(step)
+        offer = [
+            SteeringCandidate(MemoryEntry(name, 0, 1, 1.0, np.ones(4, np.float32)), ahat, ahat, ahat + 0.1 * gain, gain)
+            for name, ahat, gain in (("e0", 0.994, -0.2), ("e1", 0.993, -0.05))
+        ]
+        online._decide(choice, offer, OnlineSettings(probe_rule=rule))  # type: ignore[arg-type]
+        assert choice.step["chosen"] == chosen
+    assert choice.step["chosen_scale"] == pytest.approx(0.993)
+
+
+def test_ranked_probes_inject_what_would_be_committed(toy: Callable[..., EsmSettings]) -> None:
+    scales: list[tuple[float, bool]] = []
+
+    class Recording(ToyBackend):
+        def start_session(self, prompts: Any, seeds: Any) -> Any:
+            session = super().start_session(prompts, seeds)
+            generate = session.generate
+
+            def recorded(rows: Any, limits: Any, injections: Any, *given: Any, commit: bool = True) -> Any:
+                scales.extend((one.scale, commit) for one in injections if one is not None)
+                return generate(rows, limits, injections, *given, commit=commit)
+
+            session.generate = recorded  # type: ignore[method-assign]
+            return session
+
+    solve(controller(toy, careful(0.5), k_scale=3.0, probe_rule="rank"), backend=Recording())
+    probed, committed = ({scale for scale, commit in scales if commit is kind} for kind in (False, True))
+    assert committed
+    assert committed <= probed
+    scales.clear()
+    solve(controller(toy, careful(0.5), k_scale=3.0), backend=Recording())
+    assert {scale for scale, commit in scales if not commit} == {online.PROBE_SCALE}

@@ -51,3 +51,12 @@ def test_seeds_of_the_method_are_averaged_for_each_question() -> None:
 
 def test_without_questions_the_result_is_nan() -> None:
     assert all(math.isnan(bound) for bound in stats.bootstrap(np.zeros(0)))
+
+
+def test_the_interval_over_seeds_and_questions_holds_the_spread_of_the_seeds() -> None:
+    rng = np.random.default_rng(0)
+    same = np.tile(rng.choice([0.0, 1.0], size=100), (4, 1))
+    assert stats.bootstrap_nested(same) == pytest.approx(stats.bootstrap(same[0]), abs=0.01)
+    shifted = np.repeat([[0.0], [0.0], [1.0], [1.0]], 100, axis=1)  # the questions agree, the seeds do not
+    assert stats.bootstrap_nested(shifted) == pytest.approx((0.0, 1.0))
+    assert stats.bootstrap_nested(same[:1]) == stats.bootstrap(same[0])

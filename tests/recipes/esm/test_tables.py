@@ -89,7 +89,7 @@ def test_the_comparison_names_its_questions(report: Report, config: EsmSettings,
 
 def test_differences_without_a_memory_are_reported(report: Report, config: EsmSettings, tmp_path: Path) -> None:
     report.rows["no_memory"] = report.rows["greedy"]
-    assert tables.write(report, config, tmp_path) == []
+    assert not any("differ" in note for note in tables.write(report, config, tmp_path))
     report.rows["no_memory"] = [[row(i < 5) for i in range(10)]]
     assert "1 answers differ" in tables.write(report, config, tmp_path)[-1]
 
@@ -108,3 +108,40 @@ def test_the_figure_is_a_pdf_that_does_not_change(report: Report, tmp_path: Path
     tables.figure(report, tmp_path / "b.pdf")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("esm", "rivals", "sentence"),
+    [
+        (
+            30,
+            {"greedy": 5, "majority": 6, "mean_vector": 12},
+            "ESM wins against its best rival, one mean vector: 0.750",
+        ),
+        (12, {"greedy": 5, "majority": 30, "mean_vector": 6}, "ESM loses to majority vote: 0.300 against 0.750"),
+        (20, {"greedy": 5, "majority": 6, "mean_vector": 20}, "Undecided between ESM and its best rival"),
+        (30, {"greedy": 5}, "not compared with majority vote and one mean vector"),
+    ],
+)
+def test_the_headline_says_who_wins(esm: int, rivals: dict[str, int], sentence: str) -> None:
+    correct = {name: [[place < right for place in range(40)]] for name, right in {**rivals, "esm": esm}.items()}
+    assert sentence in tables.headline(correct)
+
+
+def test_controls_and_ablations_are_not_rivals() -> None:
+    correct = {
+        "greedy": [[False] * 9],
+        "esm": [[True] * 9],
+        "no_probing": [[True] * 9],
+        "random_direction": [[True] * 9],
+    }
+    found = tables.best_rival(correct)
+    assert found is not None
+    assert found[0] == "greedy"
+
+
+def test_the_headline_is_in_the_tables(report: Report, config: EsmSettings, tmp_path: Path) -> None:
+    notes = tables.write(report, config, tmp_path)
+    assert (tmp_path / "tables" / "headline.txt").read_text().strip() in notes
+    report.rows["mean_vector"] = report.rows["greedy"]
+    assert any("eval.own.mean_vector" in note for note in tables.write(report, config, tmp_path))

@@ -34,7 +34,10 @@ def test_the_split_of_a_question_is_fixed() -> None:
     )
 
 
-@given(st.sampled_from(task.KINDS), st.sampled_from(["train", "dev", "test"]), st.integers(0, 99))
+NUMERIC = [kind for kind in task.KINDS if kind not in ("opposed", "habits")]
+
+
+@given(st.sampled_from(NUMERIC), st.sampled_from(["train", "dev", "test"]), st.integers(0, 99))
 @settings(max_examples=20, deadline=None)
 def test_every_gold_answer_is_right_and_fewer_examples_are_the_first_of_more(kind: str, split: str, seed: int) -> None:
     more, fewer = task.examples(kind, split, 12, seed), task.examples(kind, split, 5, seed)
@@ -56,6 +59,29 @@ def test_the_hasty_author_omits_the_last_operation_and_slips_omit_nothing() -> N
     slips = list(islice(task.texts("slips", 0), 300))
     assert all(text.solution.count(" = ") == 2 for text in slips)
     assert 0.4 < sum(text.right for text in slips) / len(slips) < 0.75
+
+
+def test_half_of_the_opposed_items_want_the_hasty_answer() -> None:
+    for example in task.examples("opposed", "test", 60, 1):
+        words = example.question.replace(".", "").split()
+        numbers = [
+            -int(word) if words[i - 1] == "loses" else int(word) for i, word in enumerate(words) if word.isdigit()
+        ]
+        hasty = task.group_of(example) in ("books", "pens", "eggs")
+        assert int(example.gold) == sum(numbers[:-1] if hasty else numbers)
+        assert example.solution is not None
+        assert example.solution.startswith("Easy" if hasty else "First")
+        assert example.solution.endswith(f"#### {example.gold}")
+        assert task.split_of(example.question) == "test"
+
+
+def test_habits_ask_for_one_of_two_forms() -> None:
+    found = task.examples("habits", "dev", 40, 0)
+    assert {task.group_of(example) for example in found} == {"one line", "marked"}
+    for example in found:
+        assert example.kind == "form"
+        assert ("####" in example.question) == (example.gold == "marked")
+        assert example.solution is None
 
 
 def test_an_unknown_kind_names_its_neighbour() -> None:

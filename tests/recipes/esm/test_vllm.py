@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,15 +41,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
-def subject(folder: Path) -> Any:
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def subject(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     from looplab.recipes.esm.esm.backends import Injection
     from looplab.recipes.esm.esm.backends.vllm import VLLMBackend
 
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    backend = VLLMBackend(str(folder), dtype="float32", max_num_seqs=8)
-    vector = np.random.default_rng(0).normal(size=backend.width).astype(np.float32)
-    return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, Injection(vector, 0, 30.0), begin=3, tolerance=1e-3)
+    backend = VLLMBackend(str(folder), dtype=request.param, max_num_seqs=4)
+    strong = Injection(np.random.default_rng(0).normal(size=backend.width).astype(np.float32), 0, 30.0)
+    if request.param == "float32":
+        yield CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=1e-3)
+    else:
+        yield CONFORMANCE.Subject(
+            backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=0.5, relative=0.05, coarse=True
+        )
+    backend.close()
 
 
 @pytest.mark.parametrize("promise", CONFORMANCE.PROMISES, ids=lambda promise: promise.__name__)
@@ -56,10 +63,25 @@ def test_vllm_satisfies_the_contract(subject: Any, promise: Any) -> None:
     promise(subject)
 
 
+def test_vllm_computes_no_more_rows_at_once_than_max_num_seqs(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from looplab.recipes.esm.esm.backends import SamplingParams
+
+    hooks, sizes = subject.backend.hooks, []
+    locate = hooks._locate
+    monkeypatch.setattr(hooks, "_locate", lambda: sizes.append(len(hooks._runner.input_batch.req_ids)) or locate())
+    count = len(subject.prompts)
+    session = subject.backend.start_session(subject.prompts, range(count))
+    session.generate(range(count), [5] * count, [None] * count, None, SamplingParams(64))
+    assert count > 4
+    assert max(sizes) == 4
+
+
 def test_vllm_and_transformers_agree_on_steered_tokens_and_states(subject: Any, folder: Path) -> None:
     from looplab.recipes.esm.esm.backends import SamplingParams
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
+    if subject.coarse:
+        pytest.skip("two engines in bfloat16 part at the first tie")
     other = HFBackend(str(folder))
     assert (other.fingerprint, other.width, other.n_layers) == (
         subject.backend.fingerprint,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +89,17 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
     one, other = (end.state["parts"]["learner"]["policy"] for end in ends if end is not None)
     assert all(one[name].equal(other[name]) for name in one)
     assert exact_rows(whole / "metrics.jsonl") == exact_rows(killed / "metrics.jsonl")
+
+
+def test_the_readme_names_files_and_modules_that_a_lab_has() -> None:
+    text = (FOLDER / "README.md").read_text()
+    made_by_a_run = {"metrics.jsonl", "monitor.jsonl", "episode.gif"}
+    named = set(re.findall(r"`([\w/]+\.(?:py|md|json|jsonl|yaml|sh|gif))`", text)) - made_by_a_run
+    assert {"mario/cores.py", "train.py", "backfill.py", "mario/metrics.py"} <= named
+    assert [name for name in named if not (FOLDER / name).is_file()] == []
+    modules = re.findall(r"python -m ([\w.]+)", text)
+    assert "looplab.rl.metrics" in modules
+    assert all(importlib.util.find_spec(name) is not None for name in modules)
 
 
 def test_an_unknown_button_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from looplab.onboard.readers.constants import ConstantsReader
 from looplab.onboard.readers.dataclass import DataclassReader
 from looplab.onboard.readers.environment import EnvironmentReader
 from looplab.onboard.readers.fire import FireReader
+from looplab.onboard.readers.getopt import GetoptReader
 from looplab.onboard.readers.gin import GinReader
 from looplab.onboard.readers.global_names import GlobalsReader
 from looplab.onboard.readers.help_text import HelpTextReader
@@ -38,6 +39,7 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     KeyValueReader,
     ConfigFileReader,
     ArgparseReader,
+    GetoptReader,
     GlobalsReader,
     ShellReader,
     WandbConfigReader,

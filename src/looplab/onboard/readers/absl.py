@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting
@@ -42,13 +43,17 @@ class AbslReader:
         notes: list[str] = []
         if told is not None:
             settings = [
-                _make(
-                    option["name"],
-                    TYPES.get(option["type"], "unknown"),
-                    option["default"],
-                    option["choices"],
-                    option["help"],
-                    required=option["required"],
+                replace(
+                    _make(
+                        option["name"],
+                        TYPES.get(option["type"], "unknown"),
+                        option["default"],
+                        option["choices"],
+                        option["help"],
+                        required=option["required"],
+                    ),
+                    low=option.get("low"),
+                    high=option.get("high"),
                 )
                 for option in told["options"]
             ]

@@ -50,12 +50,12 @@ class ArgparseReader:
     def read(self, script: Script) -> Interface | None:
         if not any(True for tree in script.modules for _ in calls(tree, *PARSES)):
             return None
-        parsers = argparse_records(script)
+        parsers = _without_inner(argparse_records(script), script.arguments)
         notes: list[str] = []
         options: list[Mapping[str, Any]]
         if parsers:
             options = [
-                {**option, "exclusive": _group(index, option)}
+                {**option, "exclusive": _group(index, option), "parser": index}
                 for index, parser in enumerate(parsers)
                 for option in parser["options"]
             ]
@@ -67,14 +67,42 @@ class ArgparseReader:
             if options and script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
         options = _converted_later(script, options)
-        command, options, words = _command_of(options, script.arguments)
-        if command:
-            notes.append(f"the lab calls its command `{' '.join(command)}`")
+        if any(option.get("commands") for option in options):
+            return self._with_commands(script, options, notes)
         settings = settings_of(options, hugging_face=hugging_face)
         if not settings:
             return None
         settings += _pairs(settings, script.arguments)
-        return flags_interface(self.name, script, settings, notes=notes, words=words)
+        return flags_interface(self.name, script, settings, notes=notes)
+
+    def _with_commands(self, script: Script, options: list[Mapping[str, Any]], notes: list[str]) -> Interface | None:
+        """Return the interface of a script with subparsers."""
+        from looplab.onboard.readers.commands import (
+            Level,
+            best_command,
+            commands_interface,
+            name_commands,
+            split_at_command,
+        )
+
+        levels: list[Level] = []
+        words: Sequence[str] = script.arguments
+        later: list[Mapping[str, Any]] = []
+        while groups := [option for option in options if option.get("commands")]:
+            commands = groups[-1]["commands"]
+            if (place := groups[-1].get("parser")) is not None:
+                # Parsers that follow get what is behind the command.
+                later = [option for option in options if option.get("parser", place) > place]
+                options = [option for option in options if option.get("parser", place) <= place]
+            before, name, words = split_at_command(words, commands)
+            name = name or best_command(list(commands))
+            levels.append(Level(settings_of(options), name, before))
+            notes.append(name_commands(commands, name))
+            options = _converted_later(script, commands[name])
+        levels.append(Level(settings_of([*options, *later]), None, words))
+        if not any(level.settings for level in levels):
+            return None
+        return commands_interface(self.name, script, levels, notes=notes)
 
 
 def _group(parser: int, option: Mapping[str, Any]) -> str | None:
@@ -88,27 +116,33 @@ def argparse_records(script: Script) -> list[dict[str, Any]]:
     return [parser for parser in found if parser.get("ours", True)]
 
 
-def _command_of(
-    options: Sequence[Mapping[str, Any]], arguments: Sequence[str]
-) -> tuple[list[str], list[Mapping[str, Any]], list[str]]:
-    """Return the chosen commands of nested parsers, the options of the last one, and the words before them."""
-    chosen: list[str] = []
-    words = list(arguments)
-    before: list[str] = []
-    current = list(options)
-    while groups := [option for option in current if option.get("commands")]:
-        commands = groups[-1]["commands"]
-        at = next((i for i, word in enumerate(words) if word in commands), None)
-        if at is not None:
-            name = words[at]
-            before += words[: at + 1]
-            words = words[at + 1 :]
-        else:
-            name = best_command(list(commands))
-            before.append(name)
-        chosen.append(name)
-        current = list(commands[name])
-    return chosen, current, before
+def _without_inner(parsers: Sequence[dict[str, Any]], arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """Return parsers without those that parse the command line of another program, such as a launcher's.
+
+    With several parsers, one that needs a positional value which nobody typed is such a parser.
+    """
+    if len(parsers) < 2:
+        return list(parsers)
+    options = {flag: option for parser in parsers for option in parser["options"] for flag in option["flags"]}
+    commands = {name for parser in parsers for option in parser["options"] for name in option.get("commands") or ()}
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("-"):
+            if word not in commands:
+                return list(parsers)  # a positional value was typed
+            continue
+        several = options.get(word, {}).get("nargs") in ("+", "*")
+        takes = "=" not in word and options.get(word, {}).get("nargs") != 0
+        while takes and left and not left[0].startswith("-"):
+            left.pop(0)
+            takes = several
+    kept = [
+        parser
+        for parser in parsers
+        if not any(setting.positional and setting.required for setting in settings_of(parser["options"]))
+    ]
+    return kept or list(parsers)
 
 
 def _pairs(settings: Sequence[ScriptSetting], arguments: Sequence[str]) -> list[ScriptSetting]:
@@ -150,15 +184,6 @@ def _converted_later(script: Script, options: Sequence[Mapping[str, Any]]) -> li
     ]
 
 
-def best_command(names: Sequence[str]) -> str:
-    """Return the command that trains, by its name."""
-    for wanted in ("train", "fit", "run", "learn"):
-        for name in names:
-            if wanted in name.lower():
-                return name
-    return names[0]
-
-
 def flags_interface(
     reader: str,
     script: Script,
@@ -166,13 +191,8 @@ def flags_interface(
     *,
     separator: str = "space",
     notes: Sequence[str] = (),
-    words: Sequence[str] = (),
 ) -> Interface:
-    """Return the interface of a script that takes flags, and positional values before them.
-
-    Args:
-        words: What precedes the settings: a command, and what belongs to its parent.
-    """
+    """Return the interface of a script that takes flags, and positional values before them."""
     positional = [setting.name for setting in settings if setting.positional]
     places = [f"{{config.{name}}}" for name in positional]
     rendering = flag_rendering(settings, separator=separator)
@@ -180,7 +200,7 @@ def flags_interface(
     skipped = [*positional, *pairs]  # they are in the command
     if skipped:
         rendering["skip"] = skipped
-    command = (*script.prefix, *words, *places, "{flags}")
+    command = (*script.prefix, *places, "{flags}")
     return Interface(reader, tuple(settings), command, rendering, notes=tuple(notes))
 
 
@@ -276,9 +296,12 @@ def _long(flags: Sequence[str]) -> str:
 def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | None:
     flags, action = option["flags"], option["action"]
     flag = _long(flags) if flags else None
-    name = flag.lstrip("-") if flag else option["dest"]
+    # `-s` with `dest="seed"` is called as the script calls it.
+    name = flag.lstrip("-") if flag and len(flag) > 2 else option["dest"]
     common: dict[str, Any] = {
         "help": option["help"],
+        "low": option.get("low"),
+        "high": option.get("high"),
         "positional": not flags,
         "flag": None if flag is None or flag == f"--{name}" else flag,
         "aliases": tuple(word for word in flags if word != flag),
@@ -302,6 +325,11 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
             return None  # neither True and False nor an empty text is understood
         return ScriptSetting(name, "bool", value, required=required, boolean=style, **common)
     reads = option.get("reads") is not False or option["type"] in ("int", "float")
+    is_one = option["nargs"] in ("+", "*") and isinstance(value, list) and len(value) == 1
+    if is_one and reads and flags and type(value[0]) in (int, float):
+        # `--hidden 300`, or `--hidden 300 300`: one number is the default, and can be searched.
+        number = _like_kind(value[0], kind)
+        return ScriptSetting(name, kind_of(number), number, choices, required=required, spread=True, **common)
     if several and isinstance(value, list) | (value is MISSING) | (value is None) and reads and flags:
         return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
     if not reads or several or option["nargs"] == 0 or (isinstance(default, list) and option["type"] is None):

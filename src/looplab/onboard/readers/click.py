@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting
-from looplab.onboard.readers.arguments import KINDS, best_command, flags_interface
+from looplab.onboard.knobs import inside
+from looplab.onboard.readers.arguments import KINDS, flags_interface
+from looplab.onboard.readers.commands import Level, best_command, commands_interface, name_commands, split_at_command
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 TYPES: dict[str, Kind] = {
@@ -42,23 +44,29 @@ class ClickReader:
         name = "typer" if "typer" in script.imports else "click"
         told = script.introspection.of("click")
         notes: list[str] = []
-        words: tuple[str, ...] = ()
-        if told is not None:
-            options = told["options"]
-            commands = told.get("commands") or []
-            if commands:
-                joined = " ".join(script.arguments)
-                given = [command for command in commands if f" {command} " in f" {joined} "]
-                command = given[0] if given else best_command(commands)
-                options, words = told["sub"][command], tuple(command.split())
-                notes.append(f"its commands are {', '.join(commands)}; the lab calls `{command}`")
-            settings = [setting for option in options if (setting := _setting(option)) is not None]
-        else:
+        if told is None:
             settings = _from_source(script)
             notes.append(f"the options come from the source alone: {script.introspection.problem}")
-        if not settings:
+            return flags_interface(name, script, settings, notes=notes) if settings else None
+        levels: list[Level] = []
+        words: Sequence[str] = script.arguments
+        command = told
+        while commands := command.get("sub"):
+            before, chosen, words = split_at_command(words, commands)
+            chosen = chosen or best_command(list(commands))
+            levels.append(Level(_settings(command["options"]), chosen, before))
+            notes.append(name_commands(commands, chosen))
+            command = commands[chosen]
+        levels.append(Level(_settings(command["options"]), None, words))
+        if not any(level.settings for level in levels):
             return None
-        return flags_interface(name, script, settings, notes=notes, words=words)
+        if len(levels) == 1:
+            return flags_interface(name, script, levels[0].settings, notes=notes)
+        return commands_interface(name, script, levels, notes=notes)
+
+
+def _settings(options: Sequence[Mapping[str, Any]]) -> list[ScriptSetting]:
+    return [setting for option in options if (setting := _setting(option)) is not None]
 
 
 def _setting(option: Mapping[str, Any]) -> ScriptSetting | None:
@@ -71,6 +79,7 @@ def _setting(option: Mapping[str, Any]) -> ScriptSetting | None:
     written = f"--{name}" if flag is not None else (option["flags"] or [f"--{name}"])[0]
     common: dict[str, Any] = {
         "help": option["help"],
+        **_bounds(option, kind),
         "flag": None if option["positional"] or written == f"--{name}" else written,
         "aliases": tuple(word for word in option["flags"] if word != written and not option["positional"]),
     }
@@ -91,6 +100,15 @@ def _setting(option: Mapping[str, Any]) -> ScriptSetting | None:
     return ScriptSetting(
         name, kind, default, choices, required=option["required"], positional=option["positional"], **common
     )
+
+
+def _bounds(option: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return the bounds of `IntRange`, `FloatRange`, and of `typer.Option(min=0, max=1)`."""
+    low, high = option.get("low"), option.get("high")
+    return {
+        "low": inside(low, kind, upper=False) if option.get("low_open") else low,
+        "high": inside(high, kind, upper=True) if option.get("high_open") else high,
+    }
 
 
 def _from_source(script: Script) -> list[ScriptSetting]:

@@ -11,11 +11,14 @@ from typing import Any
 from looplab.config.files import read_config
 from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
-from looplab.onboard.base import Interface, Script
+from looplab.onboard.base import MAX_SOURCE, Interface, Script
 from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.arguments import with_flags
+from looplab.onboard.readers.environment import parse_number
+from looplab.onboard.readers.getopt import long_options
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, keyword
+from looplab.untrusted import read_bounded
 
 FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".ini": "ini", ".cfg": "ini"}
 OF_TOOLS = {
@@ -54,23 +57,61 @@ class ConfigFileReader:
             return self._interface(script, str(default), [*words, option, "{config}"])
         there = _files(script)
         named = [name for name in names_in_source(script) if config_in(script, name) is not None]
-        reads_argv = any("sys.argv" in ast.unparse(tree) for tree in script.modules)
-        if options and options[0][1] is None and len(there) == 1:
+        reads_argv = "getopt" not in script.imports and any("sys.argv" in ast.unparse(tree) for tree in script.modules)
+        if options and options[0][1] is None and (len(there) == 1 or len(named) == 1):
             option = options[0][0]
-            return self._interface(
-                script, there[0], [*words, *([option] if option.startswith("-") else []), "{config}"]
-            )
+            file = there[0] if len(there) == 1 else named[0]
+            return self._interface(script, file, [*words, *([option] if option.startswith("-") else []), "{config}"])
         if reads_argv and not options and (named or len(there) == 1):
             return self._interface(script, (named or there)[0], [*words, "{config}"])
         return None
 
     def _interface(self, script: Script, name: str, words: list[str]) -> Interface:
         base = config_in(script, name) or {}
+        words = _with_typed_values(words, base)
         rendering = {"as": "file", "format": FORMATS[Path(name).suffix.lower()]}
         notes = (f"the base config is a copy of {name}",)
         command = (*script.prefix, *words)
-        found = Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=notes)
+        templates = _templates(script, name)
+        settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in templates)
+        found = Interface(self.name, settings, command, rendering, base=base, notes=notes)
         return found if _takes_all_keys(script) else with_flags(found, script)
+
+
+OVERRIDE = re.compile(r"(?P<dashes>-{0,2})(?P<key>[A-Za-z_][\w.-]*)(?:=(?P<value>.+))?")
+"""`--training.steps`, `--lr=0.1`, `lr=0.1`."""
+
+
+def _with_typed_values(words: list[str], base: dict[str, Any]) -> list[str]:
+    """Return words that override numbers of the config file, with the place of the value in the config of each run:
+    `--training.steps {config.training.steps}`. The base config gets what was typed, since that is what is used."""
+    found = list(words)
+    for i, word in enumerate(words):
+        match = OVERRIDE.fullmatch(word)
+        if match is None or not (match["dashes"] or match["value"]):
+            continue
+        node: Any = base
+        *above, last = match["key"].split(".")
+        for part in above:
+            node = node.get(part) if isinstance(node, dict) else None
+        if (
+            not isinstance(node, dict)
+            or isinstance(node.get(last), bool)
+            or not isinstance(node.get(last), int | float)
+        ):
+            continue
+        is_joined = match["value"] is not None
+        text = match["value"] if is_joined else words[i + 1] if i + 1 < len(words) else ""
+        number = parse_number(text)
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            continue
+        node[last] = number
+        place = f"{{config.{match['key']}}}"
+        if is_joined:
+            found[i] = f"{word[: match.start('value')]}{place}"
+        else:
+            found[i + 1] = place
+    return found
 
 
 class FixedFileReader:
@@ -82,7 +123,7 @@ class FixedFileReader:
     name = "fixed config file"
 
     def read(self, script: Script) -> Interface | None:
-        if script.tree is None or script.python is None:
+        if script.tree is None or script.python is None or script.program is not None:
             return None
         for name in names_in_source(script):
             file = Path(name)
@@ -97,9 +138,24 @@ class FixedFileReader:
             rendering = {"as": "file", "format": FORMATS[file.suffix.lower()]}
             note = f"the script always reads {shown}: {RUNNER} passes it the config of the run instead"
             command = with_runner(script, f"{shown}={{config}}")
-            found = Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=(note,))
+            templates = _templates(script, shown)
+            settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in templates)
+            found = Interface(self.name, settings, command, rendering, base=base, notes=(note,))
             return found if _takes_all_keys(script) else with_flags(found, script)
         return None
+
+
+ANCHOR = re.compile(r"^([A-Za-z_][\w-]*):[ \t]+&([\w-]+)[ \t]*(?:#.*)?$", re.MULTILINE)
+
+
+def _templates(script: Script, name: str) -> set[str]:
+    """Return the tables of a YAML file that others take over by `<<: *anchor`: their values are read there."""
+    if FORMATS[Path(name).suffix.lower()] != "yaml":
+        return set()
+    text = read_bounded(script.folder / name, MAX_SOURCE).decode("utf-8", "replace")
+    return {
+        key for key, anchor in ANCHOR.findall(text) if re.search(rf"<<:[ \t]*\[?[^\n]*\*{re.escape(anchor)}\b", text)
+    }
 
 
 def with_runner(script: Script, config: str = "{config}") -> tuple[str, ...]:
@@ -148,7 +204,7 @@ def _options(script: Script) -> list[tuple[str, str | None]]:
             default = constant(keyword(call, "default"))
             if flag is not None and NAMES.search(flag.lstrip("-").lower()):
                 found.append((flag, default if isinstance(default, str) else None))
-    return found
+    return found + [(f"--{name}", None) for name in long_options(script) if NAMES.search(name.lower())]
 
 
 def _files(script: Script) -> list[str]:

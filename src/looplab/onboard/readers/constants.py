@@ -51,13 +51,17 @@ class ConstantsReader:
     name = "constants"
 
     def read(self, script: Script) -> Interface | None:
-        if script.tree is None or script.python is None:
+        if script.tree is None or script.python is None or script.program is not None:
             return None
         base: dict[str, Any] = {}
         for name in _imported(script.tree):
             if name in MODULES and (tree := module_of(script, name)) is not None and (found := bound(tree.body)):
                 base[name] = found
         base |= bound(script.tree.body, functions=_called(script.tree))
+        unused = _unused_classes(script.modules)
+        for table in (base, *(base[name] for name in MODULES if isinstance(base.get(name), dict))):
+            for name in unused & table.keys():
+                del table[name]
         known = {setting.name.rpartition(".")[2].lower() for setting in settings_in(base)}
         has_knob = any(suggest(setting).role == "knob" for setting in settings_in(base))
         for name, values in _in_calls(script.tree, doubtful=not has_knob).items():
@@ -94,6 +98,26 @@ def bound(body: Sequence[ast.stmt], functions: Mapping[str, frozenset[str]] | No
             values = {**_defaults(node.args), **bound(node.body)}
             _keep(found, node.name, {key: value for key, value in values.items() if key not in functions[node.name]})
     return found
+
+
+def _unused_classes(trees: Sequence[ast.Module]) -> set[str]:
+    """Return the classes that nothing uses, other than classes that nothing uses; none if they may be found by name."""
+    classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    if any(True for tree in trees for _ in calls(tree, "getattr", "globals", "eval", "import_module", "vars")):
+        return set()
+    parents: dict[str, set[str]] = {}
+    used: set[str] = set()
+    bases = {id(item) for node in classes.values() for base in node.bases for item in ast.walk(base)}
+    for tree in trees:
+        for node in ast.walk(tree):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+            if name in classes and id(node) not in bases:
+                used.add(name)
+    for name, node in classes.items():
+        parents[name] = {call_name(base).rpartition(".")[2] for base in node.bases} & classes.keys()
+    while more := {parent for name in used for parent in parents[name]} - used:
+        used |= more
+    return set(classes) - used
 
 
 def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast.expr | None]]:

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
+from looplab.onboard.knobs import inside
 from looplab.onboard.readers.arguments import KINDS, flags_interface, settings_of
+from looplab.onboard.readers.commands import Level, best_command, commands_interface, name_commands, split_at_command
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 FRAMEWORKS = {
@@ -18,6 +20,7 @@ FRAMEWORKS = {
     "pyrallis": "pyrallis",
     "draccus": "draccus",
 }
+TYRO_COMMANDS = ("subcommand_cli_from_dict", "overridable_config_cli")
 YAML = ("jsonargparse", "pyrallis", "draccus")
 """Frameworks that read the values of flags as YAML."""
 
@@ -34,6 +37,8 @@ class DataclassReader:
         told = script.introspection.of("tyro" if framework == "tyro" else "argparse")
         notes: list[str] = []
         if told is not None and framework == "tyro":
+            if any("commands" in option for option in told["options"]):
+                return _tyro_commands(script, told["options"])
             settings = [tyro_setting(option) for option in told["options"]]
         elif told is not None:
             settings = settings_of(
@@ -48,9 +53,32 @@ class DataclassReader:
         return flags_interface(FRAMEWORKS[framework], script, settings, notes=notes)
 
 
+def _tyro_commands(script: Script, options: Sequence[Mapping[str, Any]]) -> Interface:
+    """Return the interface of a union of dataclasses: `--epochs 5 optimizer:adam --optimizer.lr 0.1`."""
+    notes: list[str] = []
+    levels: list[Level] = []
+    words: Sequence[str] = script.arguments
+    unions = [option for option in options if "commands" in option]
+    settings = [tyro_setting(option) for option in options if "commands" not in option]
+    while unions:
+        union, *unions = unions
+        commands = union["commands"]
+        before, name, words = split_at_command(words, commands)
+        name = name or union["chosen"] or best_command(list(commands))
+        levels.append(Level(settings, name, before))
+        notes.append(name_commands(commands, name))
+        inner = commands[name]
+        unions = [*(option for option in inner if "commands" in option), *unions]
+        settings = [tyro_setting(option) for option in inner if "commands" not in option]
+    levels.append(Level(settings, None, words))
+    return commands_interface(FRAMEWORKS["tyro"], script, levels, notes=notes)
+
+
 def _framework(script: Script) -> str | None:
     for tree in script.modules:
-        for call in calls(tree, "cli", "parse", "HfArgumentParser", "ArgumentParser", "auto_cli", "CLI", "wrap"):
+        for call in calls(
+            tree, "cli", "parse", "HfArgumentParser", "ArgumentParser", "auto_cli", "CLI", "wrap", *TYRO_COMMANDS
+        ):
             name = call_name(call)
             last = name.rpartition(".")[2]
             if "jsonargparse" in script.imports and last in ("auto_cli", "CLI", "ArgumentParser"):
@@ -58,7 +86,7 @@ def _framework(script: Script) -> str | None:
             for package in ("pyrallis", "draccus"):
                 if package in script.imports and last in ("parse", "wrap", "ArgumentParser"):
                     return package
-            if name in ("tyro.cli", "cli") and "tyro" in script.imports:
+            if (name in ("tyro.cli", "cli") or last in TYRO_COMMANDS) and "tyro" in script.imports:
                 return "tyro"
             if "simple_parsing" in script.imports and name.rpartition(".")[2] in ("parse", "ArgumentParser"):
                 return "simple_parsing"
@@ -96,6 +124,8 @@ def tyro_setting(option: Mapping[str, Any]) -> ScriptSetting:
         default,
         choices,
         option["help"] or "",
+        low=option.get("low"),
+        high=option.get("high"),
         required=option["required"],
         boolean="switch" if kind == "bool" else None,
         spread=kind == "list",
@@ -148,6 +178,7 @@ def fields_of(
             continue
         value, text = item.value, ""
         alias, required = None, value is None
+        annotation, bounds = _bounds(annotation, value, constants)
         if isinstance(value, ast.Call) and call_name(value).rpartition(".")[2] in ("field", "choice", "Field"):
             metadata = keyword(value, "metadata")
             words = [
@@ -176,11 +207,57 @@ def fields_of(
             "required": required,
             "help": text,
             "alias": shown if isinstance(shown := constant(alias), str) else None,
+            **bounds,
         }
     for base in node.bases:
         if (above := call_name(base)) in classes and above != name:
             inherited = fields_of(above, classes, prefix)
             yield from (option for option in inherited if option["name"].removeprefix(prefix).split(".")[0] not in own)
+
+
+CONSTRAINED = {
+    "PositiveInt": ("int", {"gt": 0}),
+    "NonNegativeInt": ("int", {"ge": 0}),
+    "PositiveFloat": ("float", {"gt": 0}),
+    "NonNegativeFloat": ("float", {"ge": 0}),
+    "conint": ("int", {}),
+    "confloat": ("float", {}),
+}
+"""Types of pydantic with bounds."""
+BOUNDS = ("ge", "gt", "le", "lt")
+
+
+def _bounds(
+    annotation: ast.expr, value: ast.expr | None, names: dict[str, Any]
+) -> tuple[ast.expr, dict[str, float | None]]:
+    """Return the plain type of a field, and the bounds that its annotation and its default have.
+
+    `Annotated[float, Field(ge=0, lt=1)]`, `Field(0.1, gt=0)`, `conint(ge=1)`, `PositiveInt`, `Annotated[int, Gt(0)]`.
+    """
+    given: dict[str, Any] = {}
+    holders: list[ast.AST] = [value] if isinstance(value, ast.Call) else []
+    if isinstance(annotation, ast.Subscript) and call_name(annotation.value).endswith("Annotated"):
+        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        annotation, *more = inner
+        holders += more
+    if (known := CONSTRAINED.get(call_name(annotation).rpartition(".")[2])) is not None:
+        holders.append(annotation)
+        annotation, given = ast.Name(known[0], ast.Load()), dict(known[1])
+    for holder in holders:
+        for call in ast.walk(holder):
+            if isinstance(call, ast.Call):
+                given |= {item.arg: constant(item.value, names) for item in call.keywords if item.arg in BOUNDS}
+                word = call_name(call).rpartition(".")[2].lower()
+                if word in BOUNDS and call.args:  # of annotated_types
+                    given[word] = constant(call.args[0], names)
+    kind = _annotation(annotation)[0] or ""
+    low, high = given.get("ge"), given.get("le")
+    if low is None:
+        low = inside(given.get("gt"), kind, upper=False)
+    if high is None:
+        high = inside(given.get("lt"), kind, upper=True)
+    numbers = {"low": low, "high": high}
+    return annotation, {key: bound if isinstance(bound, int | float) else None for key, bound in numbers.items()}
 
 
 def _annotation(node: ast.expr) -> tuple[str | None, list[Any] | None]:
@@ -207,6 +284,8 @@ def _flat_setting(option: Mapping[str, Any], framework: str) -> ScriptSetting:
         "nargs": "+" if option["type"] == "list" else None,
         "help": option["help"],
         "required": option["required"],
+        "low": option.get("low"),
+        "high": option.get("high"),
     }
     setting = settings_of([record], hugging_face=True)[0]
     return setting

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
-from looplab.onboard.readers.arguments import best_command, flags_interface
+from looplab.onboard.readers.arguments import flags_interface
+from looplab.onboard.readers.commands import Level, best_command, commands_interface, name_commands, split_at_command
 from looplab.onboard.readers.dataclass import tyro_setting
 from looplab.onboard.source import calls, constant, module_constants
 
@@ -21,13 +23,15 @@ class FireReader:
             return None
         told = script.introspection.of("fire")
         notes: list[str] = []
-        words: tuple[str, ...] = ()
+        before: list[Level] = []
+        words: Sequence[str] = script.arguments
         options: list[dict[str, Any]] = list(told["options"]) if told is not None else []
         commands = (told or {}).get("commands") or []
         if commands and told is not None:
-            command = next((word for word in script.arguments if word in commands), None) or best_command(commands)
-            options, words = told["sub"][command], (command,)
-            notes.append(f"its commands are {', '.join(commands)}; the lab calls `{command}`")
+            typed, command, words = split_at_command(words, commands)
+            command = command or best_command(commands)
+            options, before = told["sub"][command], [Level([], command, typed)]
+            notes.append(name_commands(commands, command))
         elif not options:
             options = list(_from_source(script))
             if script.introspection.problem:
@@ -48,7 +52,10 @@ class FireReader:
             )
         if not settings:
             return None
-        return flags_interface(self.name, script, settings, separator="equals", notes=notes, words=words)
+        if before:
+            levels = [*before, Level(settings, None, words)]
+            return commands_interface(self.name, script, levels, separator="equals", notes=notes)
+        return flags_interface(self.name, script, settings, separator="equals", notes=notes)
 
 
 def _from_source(script: Script) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.knobs import find_seed, suggest
+from looplab.onboard.readers.config_file import RUNNER, with_runner
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import calls, constant, keyword
 from looplab.untrusted import UntrustedError, read_bounded
@@ -21,17 +24,16 @@ PARSERS = ("parse_config_files_and_bindings", "parse_config")
 
 
 class GinReader:
-    """The constants in the .gin files of the call; they are passed through the option that takes bindings."""
+    """The constants in the .gin files of the call.
+
+    They are passed through the option that takes bindings, else added to the file when the script opens it.
+    """
 
     name = "gin"
 
     def read(self, script: Script) -> Interface | None:
         if "gin" not in script.imports:
             return None
-        option = _binding_option(script)
-        if option is None:
-            return None
-        flag, is_list = option
         base: dict[str, Any] = {}
         for file in _gin_files(script):
             base |= dict(_bindings(script, file, seen=set()))
@@ -41,7 +43,15 @@ class GinReader:
         seed = find_seed(settings)
         wanted = [setting for setting in settings if suggest(setting).role != "other" or setting.name == seed]
         words = [_word(setting) for setting in wanted]
-        command = [*script.argv, *([flag, *words] if is_list else [f"{flag}={word}" for word in words])]
+        notes: tuple[str, ...] = ()
+        if (option := _binding_option(script)) is not None:
+            flag, is_list = option
+            command = [*script.argv, *([flag, *words] if is_list else [f"{flag}={word}" for word in words])]
+        else:
+            file = next(name for name in _gin_files(script) if _path(script, name) is not None)
+            shown = os.path.relpath(_path(script, file) or file, script.folder)
+            command = [*with_runner(script, f"{shown}={{config}}")]
+            notes = (f"the script takes no bindings: {RUNNER} adds those of the run to {shown}",)
         nested: dict[str, Any] = {}
         for setting in wanted:
             *above, last = setting.name.split(".")
@@ -49,7 +59,7 @@ class GinReader:
             for part in above:
                 node = node.setdefault(part, {})
             node[last] = setting.default
-        return Interface(self.name, tuple(wanted), tuple(command), {"as": "file"}, base=nested)
+        return Interface(self.name, tuple(wanted), tuple(command), {"as": "file"}, base=nested, notes=notes)
 
 
 def _word(setting: ScriptSetting) -> str:
@@ -96,9 +106,13 @@ def _gin_files(script: Script) -> Iterator[str]:
     yield from dict.fromkeys(typed or in_source)
 
 
+def _path(script: Script, file: str) -> Path | None:
+    return next((path for path in (script.folder / file, script.path.parent / file) if path.is_file()), None)
+
+
 def _bindings(script: Script, file: str, seen: set[str]) -> Iterator[tuple[str, Any]]:
     """Yield the bindings of a file to constants, those of included files first."""
-    path = next((path for path in (script.folder / file, script.path.parent / file) if path.is_file()), None)
+    path = _path(script, file)
     if path is None or file in seen:
         return
     seen.add(file)

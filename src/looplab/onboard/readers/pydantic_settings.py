@@ -107,6 +107,8 @@ def _flag(field: Mapping[str, Any], options: Mapping[str, Any]) -> ScriptSetting
         _default(field),
         tuple(field["choices"]) if field["choices"] else None,
         field["help"],
+        low=field["low"],
+        high=field["high"],
         required=field["required"],
         boolean=None if kind != "bool" else "switch" if switch else "value",
     )
@@ -123,7 +125,9 @@ def _variables(fields: list[dict[str, Any]], options: Mapping[str, Any]) -> Iter
         variable = (field.get("alias") or variable).upper()
         if variable not in COMMON and not field["required"]:
             choices = tuple(field["choices"]) if field["choices"] else None
-            yield ScriptSetting(variable, _kind(field), _default(field), choices, field["help"])
+            yield ScriptSetting(
+                variable, _kind(field), _default(field), choices, field["help"], low=field["low"], high=field["high"]
+            )
 
 
 def _kind(field: Mapping[str, Any]) -> Kind:

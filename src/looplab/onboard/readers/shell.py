@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script, ScriptSetting
+from looplab.onboard.typed import given_values
 
 PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
 PYTHON = re.compile(r"(?:\S*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)|\$\{?PYTHON[^\s/]*")
@@ -28,7 +29,6 @@ class ShellReader:
     def read(self, script: Script) -> Interface | None:
         if script.python is not None:
             return None
-        from looplab.onboard.labfile import given_values
         from looplab.onboard.readers import read_interface
 
         for line in self._python_lines(script):
@@ -44,7 +44,7 @@ class ShellReader:
                 settings = tuple(_given(setting, line, inner.arguments) for setting in found.settings)
                 reader = f"shell, then {found.reader}"
                 return replace(found, reader=reader, settings=settings, command=(*script.prefix, *words))
-            note = f"{script.path.name} passes no arguments on, so the lab calls its command itself"
+            note = f"{script.name} passes no arguments on, so the lab calls its command itself"
             if found.base is not None:
                 return replace(found, notes=(*found.notes, note))
             settings = tuple(_given(setting, line, inner.arguments) for setting in found.settings)
@@ -104,8 +104,6 @@ def _filled(line: str, values: Mapping[str, str]) -> str:
 
 def _given(setting: ScriptSetting, line: str, arguments: Sequence[str]) -> ScriptSetting:
     """Return a setting with the value that the shell script gives it; what follows on the line wins over that."""
-    from looplab.onboard.labfile import given_values
-
     if not re.search(rf"--{re.escape(setting.name)}(?=[\s=]|$)", line):
         return setting
     values, _ = given_values(arguments, [setting])

@@ -1,4 +1,4 @@
-"""Vectorized quadrotor simulation in plain numpy. Tasks: hover at a target, or pick up a box and deliver it.
+"""Vectorized quadrotor simulation. Tasks: hover at a target, or pick up a box and deliver it.
 
 Actions are those of a flight controller: collective thrust and three body rates, all within -1 … 1; thrust 0 balances
 the drone's own weight. The rates follow with a lag, the thrust acts along the body's z axis.
@@ -7,16 +7,27 @@ Every drone has its own observation, action, reward and episode. Drones of the s
 collide. A drone whose episode has ended is reset immediately, while the others continue. All randomness of an episode
 is a function of the seed, the drone's index and its episode number, so that results do not depend on how the worlds are
 split.
+
+This file is the definition, in plain numpy. drones.c computes the same steps several times faster, with the same bits.
+It is used where it can be compiled, and only while this file is unchanged (drones.c has its hash).
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from looplab.rl.native import ISA_FLAGS, detect_isa, load_library
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -97,7 +108,10 @@ class DroneStep:
 class Drones:
     """`worlds` worlds of `drones` drones each; `first_world` is the index of the first one."""
 
-    def __init__(self, task: str, worlds: int, drones: int, seed: int, first_world: int = 0) -> None:
+    def __init__(
+        self, task: str, worlds: int, drones: int, seed: int, first_world: int = 0, *, compiled: bool = True
+    ) -> None:
+        """`compiled`: use drones.c if possible."""
         self.task, self.worlds, self.drones = task, worlds, drones
         self.carries = task == "drone_pickplace"
         cells = drones * 2 if self.carries else drones
@@ -123,6 +137,15 @@ class Drones:
         self._rate_gain = np.float32(1.0 - np.exp(-DT / RATE_LAG))
         self._self = np.eye(drones, dtype=np.float32) * np.float32(1e6)
         self._reset(np.ones(shape, np.bool_))
+        self._library: Any = None
+        self.reason_not_compiled: str | None = None
+        """Why drones.c is not used although it was wanted."""
+        if compiled:
+            self._library, self.reason_not_compiled = load_compiled()
+        self._first_world = first_world
+        self._world: _World | None = None
+        self._arrays: list[Any] = []
+        self._scratch: Floats = np.zeros(16 * worlds * drones, np.float32)
 
     @property
     def goal(self) -> Floats:
@@ -133,6 +156,8 @@ class Drones:
 
     def step(self, actions: Floats) -> DroneStep:
         """Simulate `DT` seconds; `actions` has one row per drone."""
+        if self._library is not None:
+            return self._compiled_step(actions)
         shape = (self.worlds, self.drones)
         commands = np.clip(actions.T, -1.0, 1.0).reshape(ACTION_DIM, *shape)
         previous_distance = _norm(self.goal - self.position)
@@ -181,7 +206,7 @@ class Drones:
         direction = np.take_along_axis(offsets, nearest, axis=3)[..., 0]
         relative_velocity = np.take_along_axis(self.velocity[:, :, None, :], nearest, axis=3)[..., 0] - self.velocity
         distance = np.take_along_axis(distances, nearest[0], axis=2)[..., 0]
-        proximity = np.exp(-distance)  # distant neighbours fade out
+        proximity = _exp_minus(distance)  # distant neighbours fade out
         features = [
             _to_body_frame(rotation, self.goal - self.position) * 0.5,
             _to_body_frame(rotation, self.target - self.position) * 0.5,
@@ -207,16 +232,45 @@ class Drones:
             setattr(self, name, np.array(state[name]))
         self.clock = state["clock"]
 
+    def _compiled_step(self, actions: Floats) -> DroneStep:
+        """Do in C what `step` does."""
+        self.clock += 1
+        arrays = [getattr(self, name) for name in STATE]
+        if self._world is None or any(map(operator.is_not, arrays, self._arrays)):
+            self._arrays = arrays
+            addresses = {name: array.ctypes.data for name, array in zip(STATE, arrays, strict=True)}
+            self._world = _World(
+                worlds=self.worlds, drones=self.drones, carries=self.carries, side=self.side, seed=self.seed,
+                first_world=self._first_world, half_width=self.half_width, rate_gain=self._rate_gain,
+                scratch=self._scratch.ctypes.data, **addresses,
+            )  # fmt: skip
+        self._world.clock = self.clock
+        actions = np.ascontiguousarray(actions, np.float32)
+        count = self.worlds * self.drones
+        floats, lengths = np.empty((OBS_DIM + 2, count), np.float32), np.empty(count, np.int64)
+        dones, success, collision = flags = np.empty((3, count), np.bool_)
+        obs, (rewards, returns) = floats[:-2], floats[-2:]
+        start, start_flags = floats.ctypes.data, flags.ctypes.data
+        result = _Result(
+            start, start + 4 * OBS_DIM * count, start_flags, start + 4 * (OBS_DIM + 1) * count, lengths.ctypes.data,
+            start_flags + count, start_flags + 2 * count,
+        )  # fmt: skip
+        n = self._library.drones_step(ctypes.addressof(self._world), actions.ctypes.data, ctypes.addressof(result))
+        finished = FinishedEpisodes(
+            returns=returns[:n], lengths=lengths[:n], success=success[:n], collision=collision[:n]
+        )
+        return DroneStep(obs=obs.reshape(count, OBS_DIM), rewards=rewards, dones=dones, finished=finished)
+
     def _integrate(self, commands: Floats) -> None:
         """Semi-implicit Euler: rates, attitude, velocity, position."""
         self.rates += (commands[1:] * self._max_rates - self.rates) * self._rate_gain
         self.attitude = _rotate(self.attitude, self.rates, DT)
         w, x, y, z = self.attitude
         up = np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)])
-        thrust = GRAVITY * (1.0 + commands[0]) / (1.0 + PAYLOAD * self.carrying)
+        thrust = GRAVITY * (1.0 + commands[0]) / np.where(self.carrying, np.float32(1.0 + PAYLOAD), np.float32(1.0))
         acceleration = up * thrust - DRAG * self.velocity
         acceleration[2] -= GRAVITY
-        self.velocity += (acceleration * DT).astype(np.float32)
+        self.velocity += acceleration * DT
         self.position += self.velocity * np.float32(DT)
 
     def _neighbours(self) -> tuple[Floats, Floats]:
@@ -244,8 +298,8 @@ class Drones:
         self.position[:, world, drone] = starts[:, best, np.arange(len(world))]
         self.velocity[:, world, drone] = 0.0
         self.rates[:, world, drone] = 0.0
-        heading = np.pi * uniform[0]
-        self.attitude[:, world, drone] = np.stack([np.cos(heading), 0 * heading, 0 * heading, np.sin(heading)])
+        cosine, sine = _half_turn(uniform[0])
+        self.attitude[:, world, drone] = np.stack([cosine, 0 * cosine, 0 * sine, sine])
         if self.carries:
             heights = (GRIP_HEIGHT, GRIP_HEIGHT)
             self.box[:, world, drone] = self._positions(drone, uniform[1:4], *heights)
@@ -273,10 +327,76 @@ class Drones:
         return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+class _World(ctypes.Structure):
+    """As in drones.c."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("worlds", "drones", "carries", "side", "seed", "first_world", "clock")],
+        ("half_width", ctypes.c_float), ("rate_gain", ctypes.c_float),
+        *[
+            (name, ctypes.c_void_p)
+            for name in (
+                "episode", "hold_steps", "steps", "position", "velocity", "attitude", "rates", "box", "target",
+                "returns", "carrying", "scratch",
+            )
+        ],
+    ]  # fmt: skip
+
+
+class _Result(ctypes.Structure):
+    """As in drones.c."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("obs", "rewards", "dones", "returns", "lengths", "success", "collision")
+    ]  # fmt: skip
+
+
+@functools.cache
+def load_compiled() -> tuple[Any, str | None]:
+    """Return the library of drones.c, or None and why it is not used."""
+    here = Path(__file__)
+    source = here.with_suffix(".c")
+    if not source.is_file():
+        return None, "there is no drones.c"
+    hashes = re.findall(r"sha256 of drones\.py: ([0-9a-f]{64})", source.read_text())
+    if hashes != [sha256(here.read_bytes()).hexdigest()]:
+        return None, "drones.py was changed, and drones.c does not have its hash"
+    library = load_library(source, *ISA_FLAGS[detect_isa()])
+    if library is None:
+        return None, "drones.c could not be compiled"
+    library.drones_step.argtypes = [ctypes.c_void_p] * 3
+    library.drones_step.restype = ctypes.c_int64
+    return library, None
+
+
 def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def _exp_minus(x: Floats) -> Floats:
+    """Return exp(-x) for x >= 0, by operations that round alike everywhere; np.exp depends on the machine."""
+    x = np.minimum(x, np.float32(87.0))
+    n = (x * np.float32(-1.44269504) + np.float32(12582912.0)) - np.float32(12582912.0)
+    r = (-x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
+    p = np.float32(1 / 5040) * r + np.float32(1 / 720)
+    p = ((p * r + np.float32(1 / 120)) * r + np.float32(1 / 24)) * r + np.float32(1 / 6)
+    p = (p * r + np.float32(0.5)) * (r * r)
+    result: Floats = np.ldexp((p + r) + np.float32(1.0), n.astype(np.int32))
+    return result
+
+
+def _half_turn(u: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return cos and sin of pi * u for u in 0 … 1, by operations that round alike everywhere."""
+    t = (u - 0.5) * np.pi
+    square = t * t
+    cosine = sine = np.ones_like(u)
+    for k in range(18, 0, -2):
+        cosine = 1.0 - square / (k * (k - 1)) * cosine
+        sine = 1.0 - square / (k * (k + 1)) * sine
+    return -t * sine, cosine
 
 
 def _norm(vectors: Floats) -> Floats:
@@ -315,9 +435,11 @@ def _to_body_frame(rotation: Floats, vectors: Floats) -> Floats:
 class Fleet:
     """All worlds, stepped sequentially in `workers` chunks; the results do not depend on their number."""
 
-    def __init__(self, task: str, worlds: int, drones: int, seed: int, workers: int = 1) -> None:
+    def __init__(
+        self, task: str, worlds: int, drones: int, seed: int, workers: int = 1, *, compiled: bool = True
+    ) -> None:
         size = worlds // workers
-        self.chunks = [Drones(task, size, drones, seed, i * size) for i in range(workers)]
+        self.chunks = [Drones(task, size, drones, seed, i * size, compiled=compiled) for i in range(workers)]
 
     def observe(self) -> Floats:
         return np.concatenate([chunk.observe() for chunk in self.chunks])
@@ -330,10 +452,10 @@ class Fleet:
             chunk.load_state_dict(chunk_state)
 
     def step(self, actions: Floats) -> DroneStep:
+        if len(self.chunks) == 1:
+            return self.chunks[0].step(actions)
         split = np.split(actions, len(self.chunks))
         steps = [chunk.step(part) for chunk, part in zip(self.chunks, split, strict=True)]
-        if len(steps) == 1:
-            return steps[0]
         finished = [step.finished for step in steps]
         return DroneStep(
             obs=np.concatenate([step.obs for step in steps]),

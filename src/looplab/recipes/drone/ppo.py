@@ -115,11 +115,15 @@ def update(
             optimizer.step()
     names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
     means = dict(zip(names, torch.stack(stats).mean(0).tolist(), strict=True))
-    if not all(map(math.isfinite, means.values())):
+    return means | explained_variance(means, rollout, returns)
+
+
+def explained_variance(losses: dict[str, float], rollout: DroneRollout, returns: Tensor) -> dict[str, float]:
+    """Return the share of the variance of returns that the values explained; raise if a loss is not finite."""
+    if not all(map(math.isfinite, losses.values())):
         raise NonFiniteUpdate("the loss is not finite")
-    residual = (returns - rollout.values).var()
-    means["explained_variance"] = float(1.0 - residual / returns.var()) if returns.var() > 0 else 0.0
-    return means
+    residual, total = (returns - rollout.values).var(), returns.var()
+    return {"explained_variance": float(1.0 - residual / total) if total > 0 else 0.0}
 
 
 def _ppo_loss(
@@ -172,6 +176,11 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 
+def matrix_scale(matrix: Tensor) -> float:
+    """Return the factor that gives an orthogonalized step the typical size of Adam's."""
+    return 0.2 * math.sqrt(max(matrix.shape))
+
+
 class Muon(torch.optim.Optimizer):
     """Orthogonalized momentum for matrices, AdamW for all other parameters.
 
@@ -197,21 +206,26 @@ class Muon(torch.optim.Optimizer):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     update(parameter, group)
 
+    def initial_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a parameter, which its first step creates."""
+        state: dict[str, Any] = self.state[parameter]
+        if not state and group["matrices"]:
+            state["momentum"] = torch.zeros_like(parameter)
+        elif not state:
+            state.update(step=0, first=torch.zeros_like(parameter), second=torch.zeros_like(parameter))
+        return state
+
     def _update_matrix(self, parameter: Tensor, group: dict[str, Any]) -> None:
         assert parameter.grad is not None
-        state, beta = self.state[parameter], group["betas"][0]
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter)
+        state, beta = self.initial_state(parameter, group), group["betas"][0]
         momentum = state["momentum"]
         momentum.lerp_(parameter.grad, 1 - beta)
         nesterov = parameter.grad.lerp(momentum, beta)
-        parameter.add_(orthogonalize(nesterov), alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
+        parameter.add_(orthogonalize(nesterov), alpha=-group["lr"] * matrix_scale(parameter))
 
     def _update_other(self, parameter: Tensor, group: dict[str, Any]) -> None:
         assert parameter.grad is not None
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
-        if not state:
-            state.update(step=0, first=torch.zeros_like(parameter), second=torch.zeros_like(parameter))
+        state, (beta1, beta2) = self.initial_state(parameter, group), group["betas"]
         state["step"] += 1
         state["first"].lerp_(parameter.grad, 1 - beta1)
         state["second"].lerp_(parameter.grad.square(), 1 - beta2)

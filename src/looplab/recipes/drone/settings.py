@@ -80,6 +80,8 @@ class TrainConfig:
     """Use deterministic kernels only."""
     cpu_offload: bool = False
     """Keep rollouts in host memory; no effect on the CPU."""
+    fused: bool = True
+    """Simulate and update in C where possible; False: numpy and torch."""
     compile: bool = False
     """Use torch.compile; pays off for long runs of large networks only."""
     compile_fullgraph: bool = True

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +31,23 @@ import torch
 
 from looplab import trainkit
 from looplab.errors import LabError
+from looplab.rl.fused import backend_name
 
 if TYPE_CHECKING:
     from looplab.recipes.drone import checkpoints
     from looplab.recipes.drone.drones import ACTION_DIM, OBS_DIM, FinishedEpisodes, Fleet, Floats
+    from looplab.recipes.drone.fused_update import FusedUpdate, why_not
     from looplab.recipes.drone.ppo import DronePolicy, DroneRollout, NonFiniteUpdate, make_optimizer, update
     from looplab.recipes.drone.settings import DroneConfig, TrainConfig, add_flags, read_config
 else:  # the modules next to this file, wherever the lab was copied to
     import checkpoints
     from drones import ACTION_DIM, OBS_DIM, FinishedEpisodes, Fleet, Floats
+    from fused_update import FusedUpdate, why_not
     from ppo import DronePolicy, DroneRollout, NonFiniteUpdate, make_optimizer, update
     from settings import DroneConfig, TrainConfig, add_flags, read_config
 
 HERE = Path(__file__).parent
-CODE = [HERE / name for name in ("drones.py", "ppo.py", "train.py")]
+CODE = [HERE / name for name in ("drones.py", "ppo.py", "fused_update.py", "train.py")] + sorted(HERE.glob("drones.c"))
 """An interrupted run is resumed only if these files are unchanged."""
 WINDOW = 1000
 """Episodes over which rates are averaged."""
@@ -60,9 +63,14 @@ class EpisodeWindow:
         self.count = 0
 
     def add(self, finished: FinishedEpisodes) -> None:
-        rows = np.stack([finished.returns, finished.lengths, finished.success, finished.collision], axis=1)
-        self._rows[(self.count + np.arange(len(rows)))[-WINDOW:] % WINDOW] = rows[-WINDOW:]
-        self.count += len(rows)
+        if not len(finished.lengths):
+            return
+        columns: tuple[Any, ...] = (finished.returns, finished.lengths, finished.success, finished.collision)
+        count = len(finished.lengths)
+        rows = (self.count + np.arange(count))[-WINDOW:] % WINDOW
+        for i, column in enumerate(columns):
+            self._rows[rows, i] = column[-WINDOW:]
+        self.count += count
 
     def means(self) -> dict[str, float | None]:
         """Return the means by metric; None (not logged) before the first episode has finished."""
@@ -97,8 +105,15 @@ class DroneTrainer:
         self.previous_steps = 0
         """Steps that the initial weights were trained for."""
         self._compile(train)
+        self.fused = self._make_fused(train)
+        self.backend = "torch" if self.fused is None else backend_name()
+        """What computes the update; results of two backends differ in rounding."""
         worlds = config.env.num_envs * config.vec.num_envs
-        self.fleet = Fleet(config.env_name, worlds, config.env.num_drones, train.seed, config.vec.num_workers)
+        self.fleet = Fleet(
+            config.env_name, worlds, config.env.num_drones, train.seed, config.vec.num_workers, compiled=train.fused
+        )
+        if train.fused and (reason := self.fleet.chunks[0].reason_not_compiled) is not None:
+            print(f"the simulation runs in numpy, which is slower: {reason}")
         self.obs = self.fleet.observe()
         self.episodes = EpisodeWindow()
         self.logger = trainkit.Logger(out / "metrics.jsonl")
@@ -107,23 +122,24 @@ class DroneTrainer:
         self.start_time = time.perf_counter()
         self.identity = identity
         self.resume_folder = out / "resume"
+        self.counters: dict[str, Any] = {"identity": identity, "backend": self.backend}
+        """Saved with the state."""
         self.training_state = trainkit.TrainingState(
             model=self.policy,
             optimizer=self.optimizer,
             generators={"rng": self.rng},
             parts={"fleet": self.fleet, "episodes": self.episodes, "progress": self},
-            counters={"identity": identity},
+            counters=self.counters,
             metrics=self.logger,
         )
-        storage = torch.device("cpu") if train.cpu_offload else self.device
         shape = (train.bptt_horizon, config.num_agents)
         self.rollout = DroneRollout(
-            obs=torch.zeros(*shape, OBS_DIM, device=storage),
-            actions=torch.zeros(*shape, ACTION_DIM, device=storage),
-            log_probs=torch.zeros(shape, device=storage),
-            values=torch.zeros(shape, device=storage),
-            rewards=torch.zeros(shape, device=storage),
-            dones=torch.zeros(shape, device=storage),
+            obs=torch.zeros(*shape, OBS_DIM),  # aligned: BLAS may round differently if it is not
+            actions=torch.zeros(*shape, ACTION_DIM),
+            log_probs=torch.zeros(shape),
+            values=torch.zeros(shape),
+            rewards=torch.zeros(shape),
+            dones=torch.zeros(shape),
         )
 
     def _compile(self, train: TrainConfig) -> None:
@@ -136,6 +152,15 @@ class DroneTrainer:
             print("train.compile is ignored: no C++ compiler was found")
         elif train.compile:
             self.policy.compile(fullgraph=train.compile_fullgraph, mode=train.compile_mode)
+
+    def _make_fused(self, train: TrainConfig) -> FusedUpdate | None:
+        """Return the update in C; None if it is not configured or not possible, which is printed."""
+        reason = why_not(train) if train.fused else ""
+        if reason is None:
+            return FusedUpdate(self.policy, self.optimizer)
+        if reason:
+            print(f"the update runs in torch, which is slower: {reason}")
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress; the other parts have their own state."""
@@ -154,8 +179,12 @@ class DroneTrainer:
             if checkpoint is not None:
                 print(f"{self.resume_folder} belongs to another config, other weights or other code: deleted")
             return False
+        backend = checkpoint.counters.get("backend", "torch")
         for note in self.training_state.restore(checkpoint.state, source=checkpoint.path):
             print(note)
+        self.counters["backend"] = self.backend
+        if backend != self.backend:
+            print(f"the update ran in {backend} before, and now in {self.backend}: rounding differs from here on")
         self.obs = self.fleet.observe()
         print(f"resuming from {checkpoint.path} at step {self.steps:,}")
         return True
@@ -198,7 +227,12 @@ class DroneTrainer:
             group["lr"] = lr
         start_time = time.perf_counter()
         next_values = self._collect()
-        losses = update(self.policy, self.optimizer, self.rollout, next_values, train, self.rng)
+        if self.fused is not None:
+            losses = self.fused.update(self.rollout, next_values, train, self.rng)
+        else:
+            where = torch.device("cpu") if train.cpu_offload else self.device
+            rollout = DroneRollout(*(getattr(self.rollout, f.name).to(where) for f in fields(self.rollout)))
+            losses = update(self.policy, self.optimizer, rollout, next_values.to(where), train, self.rng)
         self.steps += train.batch_size
         self.epoch += 1
         row: dict[str, float | None] = {
@@ -216,29 +250,32 @@ class DroneTrainer:
     @torch.no_grad()
     def _collect(self) -> torch.Tensor:
         """Fill the rollout; return the values of the observations after it."""
-        std = self.policy.log_std.exp()
+        std = self.policy.log_std.exp().cpu().numpy()
+        noise = torch.randn(self.rollout.actions.shape, generator=self.rng).numpy()
+        means = torch.zeros(self.rollout.actions.shape)
+        r = self.rollout
+        columns = (r.obs, r.actions, r.values, r.rewards, r.dones, means)
+        obs, actions, values, rewards, dones, mean = (column.numpy() for column in columns)
         for t in range(self.config.train.bptt_horizon):
-            obs, mean, values = self._forward(self.obs)
-            noise = torch.randn(mean.shape, generator=self.rng).to(self.device)
-            action = mean + std * noise
-            self.rollout.obs[t] = obs
-            self.rollout.actions[t] = action
-            self.rollout.log_probs[t] = self.policy.log_prob(mean, action)
-            self.rollout.values[t] = values
-            step = self.fleet.step(action.cpu().numpy())
-            self.rollout.rewards[t] = torch.from_numpy(step.rewards)
-            self.rollout.dones[t] = torch.from_numpy(step.dones)
-            self.obs = step.obs
+            obs[t] = self.obs
+            mean[t], values[t] = self._forward(self.rollout.obs[t])
+            np.multiply(noise[t], std, out=actions[t])
+            actions[t] += mean[t]
+            step = self.fleet.step(actions[t])
+            rewards[t], dones[t], self.obs = step.rewards, step.dones, step.obs
             self.episodes.add(step.finished)
-        return self._forward(self.obs)[2].to(self.rollout.values.device)
+        log_std = self.policy.log_std
+        self.rollout.log_probs.copy_(self.policy.log_prob(means.to(log_std), self.rollout.actions.to(log_std)))
+        return torch.from_numpy(self._forward(torch.tensor(self.obs))[1])
 
-    def _forward(self, obs: Floats) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _forward(self, obs: torch.Tensor) -> tuple[Floats, Floats]:
+        """Return the means of the actions, and the values."""
+        if self.fused is not None:
+            return self.fused.forward(obs)
         precision = self.config.train.precision
-        # Copied, because BLAS may round differently for another memory alignment, and numpy's alignment is arbitrary.
-        obs_tensor = torch.tensor(obs, device=self.device)
         with torch.autocast(self.device.type, getattr(torch, precision), precision != "float32"):
-            mean, values = self.policy(obs_tensor)
-        return obs_tensor, mean.float(), values.float()
+            mean, values = self.policy(obs.to(self.device))
+        return mean.float().cpu().numpy(), values.float().cpu().numpy()
 
     def _save(self) -> None:
         strategy = self.config.autopilot.save_strategy

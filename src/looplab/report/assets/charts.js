@@ -21,6 +21,7 @@
 //     x: [...], y: [...],               // null: a gap. Series with the very same x array are not joined, which is faster
 //     low: [...], high: [...],          // envelope: min–max of each bucket, or the spread between seeds
 //     width: 1.5, dash: [4, 3],
+//     dots: true,                       // points without a line
 //   }]);                                // may be called again at any time: zoom, cursor and highlight are kept
 //   chart.set({log, logX, smooth, clip, across, …})   change options and redraw
 //   chart.highlight(id or null); chart.show(Set of ids or null); chart.zoom → [low, high] or null; chart.zoomTo(range)
@@ -34,6 +35,7 @@
 //   smoothed(x, y, tau) → y                           exponential average with time constant tau in units of x
 
 import { el, hideTip, show, showTip } from "./dom.js";
+import { t } from "./i18n.js";
 
 const linkedCharts = new Map();
 const MAX_LEGEND = 12;
@@ -92,7 +94,7 @@ function faint(colour, part) {
 
 export class LineChart {
   constructor(host, options) {
-    const given = { label: "chart", height: 260, across: "step", log: false, logX: false, smooth: 0, clip: true };
+    const given = { label: t("chart"), height: 260, across: t("step"), log: false, logX: false, smooth: 0, clip: true };
     this.options = { ...given, legend: true, format: (value) => show(value, 5), ...options };
     this.host = host;
     this.series = [];
@@ -181,7 +183,7 @@ export class LineChart {
     this.plot = null;
     const data = this.data();
     if (!this.series.length || !data[0].length) {
-      this.place.replaceChildren(el("div", { class: "empty", text: "no values to draw" }));
+      this.place.replaceChildren(el("div", { class: "empty", text: t("no values to draw") }));
       this.keys.replaceChildren();
       return;
     }
@@ -198,6 +200,9 @@ export class LineChart {
     const font = "11px system-ui, sans-serif";
     const axis = { stroke: muted, font, grid: { stroke: grid, width: 1 }, ticks: { show: false } };
     const isInteger = this.series.every((one) => one.x.every(Number.isInteger));
+    // A log axis has lines at the powers of ten alone, unless it spans less than two of them.
+    const powers = (plot, ticks) => (plot.scales.x.max / plot.scales.x.min < 100 ? ticks : ticks.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-6 ? value : null)));
+    const gridX = logX ? { ...axis.grid, filter: powers } : axis.grid;
     const wanted = (plot, ticks) => ticks.map((value) => (value === null ? "" : show(value, 5)));
     this.columns = []; // uPlot series → ours; null for envelopes
     const series = [{}];
@@ -205,7 +210,8 @@ export class LineChart {
     for (const one of this.series) {
       const colour = cssColour(one.colour || "c0");
       this.columns.push(one);
-      const look = { stroke: colour, width: one.width || 1.5, dash: one.dash, points: { show: one.x.length < 2, size: 5 } };
+      const look = { stroke: colour, width: one.width || 1.5, dash: one.dash, points: { show: one.dots || one.x.length < 2, size: one.dots ? 4 : 5 } };
+      if (one.dots) Object.assign(look, { paths: () => null, points: { ...look.points, fill: faint(colour, 0.5), stroke: colour } });
       series.push({ ...look, spanGaps: false, show: !this.shown || this.shown.has(one.id) });
       if (one.low || smooth) {
         const at = series.length;
@@ -228,7 +234,7 @@ export class LineChart {
         y: { distr: log ? 3 : 1, range: (plot, low, high) => this.yRange(plot, low, high) },
       },
       axes: [
-        { ...axis, label: across, labelSize: 16, labelFont: font, labelGap: 0, size: 26, values: wanted, incrs: isInteger ? WHOLE : undefined },
+        { ...axis, grid: gridX, label: across, labelSize: 16, labelFont: font, labelGap: 0, size: 26, values: wanted, incrs: isInteger ? WHOLE : undefined },
         { ...axis, size: 54, values: wanted },
       ],
       focus: { alpha: 0.25 },
@@ -251,7 +257,8 @@ export class LineChart {
     if (this.options.range) return this.options.range;
     this.cut = false;
     if (low === null || high === null) return [0, 1];
-    if (this.options.clip) {
+    if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) high = low; // a constant, but for rounding
+    else if (this.options.clip) {
       const values = this.inView(plot);
       if (values.length >= 8) {
         values.sort((a, b) => a - b);

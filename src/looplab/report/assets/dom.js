@@ -8,10 +8,12 @@
 //
 //   el(tag, {class, text, title, onclick, …}, ...children)   an HTML node; null attributes and children are left out
 //   svg(tag, attributes, ...children)                        the same for SVG
-//   show(value, digits), honest(mean, spread), signed(value), pValue(p), duration(seconds), count(n, word), cut(text, n)
+//   show(value, digits), honest(mean, spread), signed(value), pValue(p), duration(seconds), cut(text, n)
 //   showTip(event, nodes), hideTip()                         one tooltip for the page
 //   new Focus()                                              the hovered, picked and filtered items that figures share
 //   card(title, wide, ...controls), tick(name, change)       a section with a heading; a labelled check box
+
+import { t } from "./i18n.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -59,8 +61,9 @@ export function signed(value, digits = 3) {
 }
 
 export function pValue(p) {
-  if (p === null || p === undefined) return "no test";
-  return p < 0.0001 ? "< 0.0001" : String(Number(p.toPrecision(2)));
+  if (p === null || p === undefined) return t("no test");
+  if (p < 1e-12) return "< 1e-12";
+  return p < 0.0001 ? p.toExponential(0) : String(Number(p.toPrecision(2)));
 }
 
 export function duration(seconds) {
@@ -72,7 +75,6 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 60)}h${two(minutes % 60)}m`;
 }
 
-export const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 export const cut = (words, length) => (words.length > length ? words.slice(0, length) + "…" : words);
 export const within = (value, low, high) => Math.min(Math.max(low, high), Math.max(Math.min(low, high), value));
 

@@ -23,6 +23,7 @@
 //   SHAPES, CROSS, VERDICT_SHAPES, icon(style, path)         marks, and a mark for a legend
 
 import { cut, el, hideTip, pValue, show, showTip, svg, within } from "./dom.js";
+import { t } from "./i18n.js";
 
 // The range to draw. A few outliers are clipped to the edge, so that they do not compress the rest.
 export function extent(values, tail, reach) {
@@ -240,19 +241,42 @@ export class Figure {
 
 const FOREST_STEP = 22;
 
+const LETTER = 6.3; // width of a letter of a figure, in pixels
+const textWidth = (words) => [...words].reduce((sum, letter) => sum + (letter.charCodeAt(0) > 0x2e80 ? 2 : 1), 0);
+
+// The challengers that a forest has room for, in their order: promoted ones, then tested ones, then the latest.
+export function forestRows(all, limit) {
+  const weight = (one) => (one.verdict === "keep" ? 2 : 0) + (one.p !== null ? 1 : 0);
+  const ranked = all.map((one, place) => ({ one, place })).sort((a, b) => weight(b.one) - weight(a.one) || b.place - a.place);
+  const chosen = new Set(ranked.slice(0, limit).map(({ one }) => one));
+  return all.filter((one) => chosen.has(one));
+}
+
 export class Forest extends Figure {
   constructor(host, options) {
-    super(host, { across: "better by", noise: null, best: null, ...options });
+    super(host, { across: t("better by"), noise: null, best: null, ...options });
     this.redraw();
   }
   draw() {
     const isNarrow = this.width < 720;
-    [this.left, this.right, this.top, this.bottom] = [isNarrow ? 76 : 90, isNarrow ? 116 : 400, 22, 40];
+    const cellsOf = (one) => {
+      const p = pValue(one.p) + (one.p === null || one.bar === null || one.bar === undefined ? "" : ` / ${pValue(one.bar)}`);
+      return isNarrow ? [one.p === null ? t(one.verdict) : `p ${p}`] : [t(one.verdict), one.shown, p, String(one.n)];
+    };
+    const heads = isNarrow ? [t("verdict")] : [t("verdict"), t("better by, 95 %"), t("p / its bar"), "n"];
+    const cells = this.rows.map(cellsOf);
+    const columns = [];
+    let side = isNarrow ? 6 : 12;
+    heads.forEach((words, k) => {
+      columns.push([side, words]);
+      side += Math.max(30, 16 + LETTER * Math.max(...[words, ...cells.map((row) => row[k])].map(textWidth)));
+    });
+    [this.left, this.right, this.top, this.bottom] = [isNarrow ? 76 : 90, isNarrow ? Math.max(90, side) : side, 22, 40];
     const tall = this.top + FOREST_STEP * this.rows.length + this.bottom;
     this.size(tall);
     const bottom = tall - this.bottom;
     const ends = this.rows.flatMap((one) => [one.effect, one.low ?? one.effect, one.high ?? one.effect]);
-    const range = extent([...ends, 0, this.noise || 0], 0.04, 1.5);
+    const range = extent([...ends, 0, this.noise || 0], 0.1, 1.5);
     const x = linear(Math.min(0, range.low), Math.max(0, range.high), this.left + 8, this.width - this.right - 8);
     const inside = (value) => within(x(value), this.left, this.width - this.right);
     for (const value of x.ticks(Math.max(2, Math.floor((this.width - this.left - this.right) / 80)))) {
@@ -266,18 +290,12 @@ export class Forest extends Figure {
       this.base.prepend(svg("rect", { class: "noise", ...band }));
     }
     this.text((this.left + this.width - this.right) / 2, bottom + 32, this.across, { "text-anchor": "middle" });
-    const columns = isNarrow
-      ? [[6, "verdict"]]
-      : [[12, "verdict"], [98, "better by, 95 %"], [246, "p / bar"], [376, "n"]];
     const at = (offset) => this.width - this.right + offset;
     for (const [offset, words] of columns) this.text(at(offset), 12, words);
     this.rows.forEach((one, i) => {
       const y = this.top + FOREST_STEP * (i + 0.5);
       this.text(0, y + 4, cut(one.name, 12), { class: one.id === this.best ? "best-name" : "title-text" });
-      const p = one.p === null ? "no test" : pValue(one.p) + (one.bar === null || one.bar === undefined ? "" : ` / ${pValue(one.bar)}`);
-      const narrow = one.p === null ? "" : ` p ${pValue(one.p)}`;
-      const cells = isNarrow ? [one.verdict + narrow] : [one.verdict, one.shown, p, String(one.n)];
-      columns.forEach(([offset], k) => this.text(at(offset), y + 4, cells[k], { class: k ? "title-text" : `t-${one.verdict}` }));
+      columns.forEach(([offset], k) => this.text(at(offset), y + 4, cells[i][k], { class: k ? "title-text" : `t-${one.verdict}` }));
       if (one.low !== null && one.high !== null) {
         const style = one.paired === false ? "single-line" : "bar-line";
         const bar = { x1: inside(one.low), x2: inside(one.high), y1: y, y2: y };
@@ -499,7 +517,7 @@ export class Timeline extends Figure {
 
 export class Lineage extends Figure {
   constructor(host, options) {
-    super(host, { across: "run number", goal: "max", height: 320, ...options });
+    super(host, { across: t("run number"), goal: "max", height: 320, ...options });
     this.redraw();
   }
   draw() {
@@ -507,8 +525,9 @@ export class Lineage extends Figure {
     const tall = 320;
     this.size(tall);
     const measured = this.nodes.filter((node) => node.value !== null);
-    if (!measured.length) return this.text(this.width / 2, tall / 2, "nothing has been measured yet", { "text-anchor": "middle" });
-    const range = extent(measured.map((node) => node.value), 0.05, 1.2);
+    if (!measured.length) return this.text(this.width / 2, tall / 2, t("nothing has been measured yet"), { "text-anchor": "middle" });
+    const range = extent(measured.map((node) => node.value), 0.2, 1.5);
+    this.cut = range.cut;
     const y = linear(range.low, range.high, tall - this.bottom - 6, this.top + 12);
     const x = linear(Math.min(...measured.map((node) => node.n)), Math.max(...measured.map((node) => node.n)), this.left + 10, this.width - this.right - 10);
     this.yAxis(y, 6);
@@ -552,7 +571,7 @@ const MAX_DOTS = 2500;
 
 export class Progress extends Figure {
   constructor(host, options) {
-    super(host, { across: "run number", log: false, ...options });
+    super(host, { across: t("run number"), log: false, ...options });
     [this.left, this.right, this.top, this.bottom] = [54, 14, 8, 52];
     this.redraw();
   }

@@ -37,6 +37,7 @@
 // selects; Alt with left or right moves the column of a head.
 
 import { el } from "./dom.js";
+import { t } from "./i18n.js";
 
 const ROW_HEIGHT = 27;
 const NARROW_HEIGHT = 46;
@@ -48,7 +49,7 @@ const isMissing = (value) => value === null || value === undefined || Number.isN
 export class Table {
   constructor(host, options) {
     this.host = host;
-    Object.assign(this, { rows: [], columns: [], selectable: false, label: "table", empty: "nothing to show" }, options);
+    Object.assign(this, { rows: [], columns: [], selectable: false, label: t("table"), empty: t("nothing to show") }, options);
     this.id = options.id || ((row) => row.id);
     this.sorting = { key: null, down: false, ...options.sort };
     this.filter = null;
@@ -252,7 +253,7 @@ export class Table {
     this.group.replaceChildren(...(this.selectable ? [boxes] : []), ...cols);
     const cells = columns.map((column) => this.headCell(column));
     if (this.selectable) {
-      const all = el("input", { type: "checkbox", "aria-label": "select all" });
+      const all = el("input", { type: "checkbox", "aria-label": t("select all") });
       all.checked = this.selected.size > 0 && this.selected.size >= this.view.length;
       all.indeterminate = this.selected.size > 0 && !all.checked;
       all.addEventListener("change", () => this.select(all.checked ? this.view.map(this.id) : []));
@@ -302,7 +303,7 @@ export class Table {
     return node;
   }
   emptyRow(columns) {
-    const text = this.rows.length ? "no row passes the filter" : this.empty;
+    const text = this.rows.length ? t("no row passes the filter") : this.empty;
     return el("tr", {}, el("td", { class: "empty", colspan: columns + (this.selectable ? 1 : 0), text }));
   }
   rowNode(row, i, columns) {
@@ -318,7 +319,7 @@ export class Table {
     }
     const isSelected = this.selected.has(id);
     if (this.selectable) {
-      const box = el("input", { type: "checkbox", tabindex: -1, "aria-label": `select ${id}`, checked: isSelected });
+      const box = el("input", { type: "checkbox", tabindex: -1, "aria-label": t("select {id}", { id }), checked: isSelected });
       cells.unshift(el("td", { class: "box" }, box));
     }
     const style = [this.rowClass ? this.rowClass(row) : "", id === this.picked ? "picked" : "", id === this.hot ? "hot" : ""];
@@ -357,7 +358,7 @@ export class Table {
       });
       list.replaceChildren(...boxes);
     };
-    const node = el("details", { class: "columns" }, el("summary", { text: "columns" }), list);
+    const node = el("details", { class: "columns" }, el("summary", { text: t("columns") }), list);
     node.addEventListener("toggle", () => node.open && fill());
     node.addEventListener("keydown", (event) => event.key === "Escape" && (node.open = false));
     return node;

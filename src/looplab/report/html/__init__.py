@@ -6,19 +6,22 @@ The page sends no requests, and nothing in the data can run: its policy allows o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from html import escape
+from functools import partial
 from importlib.resources import files
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from looplab.measure.base import Batch, Curve
 from looplab.report import wording
-from looplab.report.bundle import UPLOT, content_hash, join_modules, read_asset
+from looplab.report.bundle import MODULES, read_asset, single_file
 from looplab.report.curves import band, common_grid, metrics_drawn
 from looplab.report.facts import KnobFacts, RunFacts, StudyFacts, how_it_ended
+from looplab.report.fanova import LABEL as FANOVA_LABEL
 from looplab.report.importance import LABEL, Importance
 from looplab.report.judged import Judged, MixFacts
+from looplab.report.language import LANGUAGES, in_each, texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,47 +37,40 @@ MAX_FAILURES = 30
 MAX_REJECTED = 200
 LAST_METRICS = 12
 MAX_JUDGED = 400
-MODULES = ("dom.js", "table.js", "charts.js", "figures.js")
 SCRIPTS = ("study.js", "judged.js", "knobs.js", "runs.js", "page.js")
+STATES = (
+    "ok", "failed", "stopped", "timeout", "lost", "running", "planned", "queued", "imported", "keep", "discard",
+    "inconclusive", "crash", "void", "base", "trial", "replicate", "reproduction", "continuation", "control", "last",
+    "best", "first", "mean", "rounds", "runs", "wall clock", "device hours", "agents' tokens", "agents' cost", "kept",
+    "partly", "discarded", "crashed", "open",
+)  # fmt: skip
+"""Words of the data that pages translate."""
 FEW = 7
 """A knob with at most this many values has a tick at each of them."""
 
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
+_BODY = """\
 <main id="page"></main>
-<noscript>This page draws its charts with its own script. Without scripts, read report.md next to it.</noscript>
-<script type="application/json" id="data">{data}</script>
-<script>{library}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+<noscript>This page draws its charts with its own script. Without scripts, read report.md next to it.</noscript>"""
 
 
 def page(title: str, data: Mapping[str, Any], *scripts: str) -> str:
     """Return a self-contained page from data and scripts of this folder; they may use the shared modules."""
+    parts = {"texts": _texts(), "data": data}
+    return single_file(title, _BODY, parts, folder=files(__name__), scripts=("start.js", *scripts), style="page.css")
+
+
+@functools.cache
+def _texts() -> dict[str, dict[str, str]]:
+    """Return the translations of texts that scripts of reports use, by language."""
     here = files(__name__)
-    library, library_style = map(read_asset, UPLOT)
-    style = library_style + read_asset("theme.css") + (here / "page.css").read_text(encoding="utf-8")
-    own = [(here / name).read_text(encoding="utf-8") for name in scripts]
-    script = join_modules([*map(read_asset, MODULES), *own])
-    policy = (
-        f"default-src 'none'; script-src '{content_hash(library)}' '{content_hash(script)}';"
-        f" style-src '{content_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    scripts = "".join(map(read_asset, MODULES)) + "".join(
+        one.read_text(encoding="utf-8") for one in here.iterdir() if one.name.endswith(".js")
     )
-    packed = wording.to_json(data).replace("<", "\\u003c")
-    return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, library=library, script=script)
+    data = {*STATES, LABEL, FANOVA_LABEL}  # words that come with the data
+    found = {}
+    for name in LANGUAGES[1:]:
+        found[name] = {key: text for key, text in texts(name).items() if key in data or wording.to_json(key) in scripts}
+    return found
 
 
 def study_page(
@@ -157,14 +153,21 @@ def study_page(
     return page(f"{facts.study} – looplab", data, *SCRIPTS)
 
 
-def index_page(lab: str, studies: Sequence[StudyFacts]) -> str:
-    """Return a page that lists studies, each with a link to its own page next to it."""
+def index_page(lab: str, studies: Sequence[StudyFacts], live: str | None = None) -> str:
+    """Return a page that lists studies, each with a link to its own page next to it.
+
+    Args:
+        lab: The name of the lab.
+        studies: Its studies.
+        live: The file with the live page; None: there is none.
+    """
     data = {
         "lab": lab,
+        "live": live,
         "studies": [
             {
                 "name": one.study,
-                "headline": one.judge.headline if one.judge else "",
+                "headline": in_each(partial(getattr, one.judge, "headline")) if one.judge else None,
                 "metric": one.metric,
                 "best": one.best.shown if one.best else None,
                 "runs": len(one.runs),
@@ -180,9 +183,9 @@ def index_page(lab: str, studies: Sequence[StudyFacts]) -> str:
 def _judge(judge: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
     return {
         "by": judge.by,
-        "headline": judge.headline,
-        "standing": judge.standing,
-        "sentences": judge.sentences,
+        "headline": in_each(lambda: judge.headline),
+        "standing": in_each(lambda: judge.standing),
+        "sentences": in_each(lambda: judge.sentences),
         "base": rows.get(judge.base or ""),
         "sigma": short(judge.sigma),
         "alpha": [judge.alpha, short(judge.spent), short(judge.reserved)] if judge.by == "test" else None,

@@ -2,7 +2,7 @@
 
 function knobValue(run, k) {
   const value = RUNS[run].knobs[k];
-  return DATA.knobs[k].kind === "category" && value === null ? "not set" : value;
+  return DATA.knobs[k].kind === "category" && value === null ? t("not set") : value;
 }
 
 const objectiveRange = () => extent(order.map((run) => RUNS[run].obj), 0.05, 1.2);
@@ -12,7 +12,7 @@ const MOST_DOTS = 1500;
 // The objective of each measured run by the value of one knob.
 class Slice extends Figure {
   constructor(host, k) {
-    super(host, { label: "objective by one knob", focus });
+    super(host, { label: t("objective by one knob"), focus });
     [this.left, this.right, this.top, this.bottom] = [54, 14, 8, 34];
     this.tell = (run) => describe(run, el("div", { text: `${DATA.knobs[this.k].key} ${show(knobValue(run, this.k))}` }));
     // Of very many points an even sample; the best are always drawn.
@@ -34,7 +34,7 @@ class Slice extends Figure {
     const { low, high } = objectiveRange();
     const y = linear(low, high, bottom - 6, top + 6);
     this.yAxis(y, 4);
-    this.xAxis(x, bottom, knob.key + (knob.log ? ", log scale" : ""));
+    this.xAxis(x, bottom, knob.key + (knob.log ? `, ${t("log scale")}` : ""));
     const size = order.length > 300 ? 2.4 : 3.4;
     for (const run of this.runs) {
       const value = knobValue(run, this.k);
@@ -60,15 +60,15 @@ function drawKnobs(host) {
   const able = DATA.knobs.map((_, k) => k).filter((k) => (DATA.knobs[k].names || []).length <= MOST_NAMES);
   const isWorth = able.length > 0 && order.length >= FEWEST_LINES; // fewer lines say nothing
   if (isWorth) drawParallel(host, able, shares);
-  const side = card("Knob importance", !isWorth);
+  const side = card(t("Knob importance"), !isWorth);
   host.append(side);
   drawImportance(side);
   if (parallel) parallel.update({ tall: () => tallAs(side, parallel.host) });
 }
 
 function drawParallel(host, able, shares) {
-  const clear = el("button", { text: "clear selection", hidden: true, onclick: () => parallel.clear() });
-  const node = card("Knobs and objective", false, clear);
+  const clear = el("button", { text: t("clear selection"), hidden: true, onclick: () => parallel.clear() });
+  const node = card(t("Knobs and objective"), false, clear);
   const place = el("div");
   node.append(place);
   host.append(node);
@@ -80,7 +80,7 @@ function drawParallel(host, able, shares) {
   const last = { name: DATA.metric, short: DATA.metric, kind: "number", low: worst, high: best, strong: true };
   const line = (run, k) => el("div", { class: "why", text: `${DATA.knobs[k].key}: ${show(knobValue(run, k))}` });
   parallel = new Parallel(place, {
-    label: "parallel coordinates: the knobs and the objective of each measured run",
+    label: t("parallel coordinates: the knobs and the objective of each measured run"),
     axes: [...chosen.map(axis), { ...last, value: (run) => within(RUNS[run].obj, low, high) }],
     items: order,
     focus,
@@ -92,9 +92,9 @@ function drawParallel(host, able, shares) {
       applyFilter();
     },
   });
-  const keys = [ramp(), bestKey(), el("span", { text: "drag along an axis to keep only those runs" })];
-  if (parallel.drawn < order.length) keys.push(el("span", { text: `${parallel.drawn} of ${order.length} drawn` }));
-  if (able.length > most.length) keys.push(el("span", { text: `${most.length} of ${able.length} keys` }));
+  const keys = [ramp(), bestKey(), el("span", { text: t("drag along an axis to keep only those runs") })];
+  if (parallel.drawn < order.length) keys.push(el("span", { text: t("{n} of {m} drawn", { n: parallel.drawn, m: order.length }) }));
+  if (able.length > most.length) keys.push(el("span", { text: t("{n} of {m} keys", { n: most.length, m: able.length }) }));
   node.append(el("div", { class: "under" }, ...keys));
 }
 
@@ -108,16 +108,16 @@ function tallAs(side, host) {
 function drawImportance(side) {
   const { shares, runs, label, note: why } = DATA.importance;
   if (why) {
-    side.append(el("div", { class: "empty", text: `Knob importance: ${why}.` }));
+    side.append(el("div", { class: "empty", text: `${t("Knob importance")}: ${why}.` }));
     return;
   }
-  side.querySelector(".controls").append(el("span", { class: "muted small", text: `share of variance, ${label}` }));
+  side.querySelector(".controls").append(el("span", { class: "muted small", text: t("share of variance, {label}", { label: t(label) }) }));
   const rows = shares.slice(0, 8).map(([k, share, clear]) => {
     const bar = el("span", { class: "fill" });
     bar.style.width = `${100 * share}%`;
     const row = el(
       "button",
-      { class: clear ? "row" : "row chance", title: DATA.knobs[k].key + (clear ? "" : ": no more than chance") },
+      { class: clear ? "row" : "row chance", title: DATA.knobs[k].key + (clear ? "" : `: ${t("no more than chance")}`) },
       el("span", { class: "name", text: DATA.knobs[k].key }),
       el("span", { class: "track" }, bar),
       el("span", { class: "share", text: `${Math.round(100 * share)} %` }),
@@ -126,9 +126,8 @@ function drawImportance(side) {
     return row;
   });
   const place = el("div");
-  const what = RUNS.some((_, i) => isRepeat(i)) ? "measured config" : "measured run";
-  const shared = DATA.importance.shared ? " knobs changed together share the credit;" : "";
-  const fine = `${count(runs, what)};${shared} grey: no more than chance`;
+  const measured = RUNS.some((_, i) => isRepeat(i)) ? t("{n} measured {n|config|configs}", { n: runs }) : t("{n} measured {n|run|runs}", { n: runs });
+  const fine = [measured, DATA.importance.shared ? t("knobs changed together share the credit") : null, t("grey: no more than chance")].filter(Boolean).join("; ");
   const under = el("div", { class: "under" }, el("span", { text: fine }));
   side.append(el("div", { class: "shares" }, ...rows), under, place);
   const slice = new Slice(place, shares[0][0]);

@@ -6,7 +6,7 @@ let counted = null;
 
 function columns() {
   const list = [
-    { name: "run", key: "run", get: (run) => run.id, sort: (run) => run.n, narrow: true, width: 112 },
+    { name: t("run"), key: "run", get: (run) => run.id, sort: (run) => run.n, narrow: true, width: 112 },
   ];
   if (DATA.metric) {
     const down = DATA.goal === "max";
@@ -15,12 +15,12 @@ function columns() {
       name, key, num: true, down, get: (run) => signed(run[key]), sort: (run) => run[key], style: (run) => tone(run[key]),
     });
     list.push({ name: DATA.metric, key: "obj", num: true, down, get: objective, sort: (run) => run.obj, narrow: true });
-    list.push(verdictColumn(), delta("Δ parent", "dp"), { ...delta("Δ base", "db"), hidden: true });
+    list.push(verdictColumn(), delta(t("Δ parent"), "dp"), { ...delta(t("Δ base"), "db"), hidden: true });
   } else list.push(verdictColumn());
-  list.push({ name: "change", key: "change", get: changes, cell: changeCell }, { name: "why", key: "why", get: (run) => run.why });
-  list.push({ name: "by", key: "by", get: (run) => run.by });
-  list.push({ name: "round", key: "round", num: true, get: (run) => run.round, sort: (run) => run.round, hidden: true });
-  list.push({ name: "time", key: "time", num: true, get: (run) => duration(run.sec), sort: (run) => run.sec });
+  list.push({ name: t("change"), key: "change", get: changes, cell: changeCell }, { name: t("why"), key: "why", get: (run) => run.why });
+  list.push({ name: t("by"), key: "by", get: (run) => run.by });
+  list.push({ name: t("round"), key: "round", num: true, get: (run) => run.round, sort: (run) => run.round, hidden: true });
+  list.push({ name: t("time"), key: "time", num: true, get: (run) => duration(run.sec), sort: (run) => run.sec });
   list.push(...DATA.knobs.map(knobColumn), ...DATA.metrics.map(metricColumn));
   return list;
 }
@@ -28,12 +28,12 @@ function columns() {
 // The verdict; without one, what the run is or how it ended, if that is not well.
 function verdictColumn() {
   const text = (run) => {
-    if (run.status !== "ok") return run.status;
-    if (run.verdict) return run.verdict;
-    return run.into === null ? "–" : `${run.role} of ${RUNS[run.into].id}`;
+    if (run.status !== "ok") return t(run.status);
+    if (run.verdict) return t(run.verdict);
+    return run.into === null ? "–" : t("{role} of {run}", { role: t(run.role), run: RUNS[run.into].id });
   };
   const style = (run) => (run.status === "ok" ? `v-${run.verdict}` : run.status);
-  return { name: DATA.judge ? "verdict" : "status", key: "verdict", get: text, style, narrow: true };
+  return { name: DATA.judge ? t("verdict") : t("status"), key: "verdict", get: text, style, narrow: true };
 }
 
 function knobColumn(knob, k) {
@@ -45,7 +45,7 @@ function knobColumn(knob, k) {
 
 function metricColumn(metric, m) {
   const value = (run) => run.last[m];
-  return { name: metric, key: `last:${metric}`, title: `${metric}, last value`, num: true, get: (run) => show(value(run)), sort: value, hidden: true };
+  return { name: metric, key: `last:${metric}`, title: t("last value of {name}", { name: metric }), num: true, get: (run) => show(value(run)), sort: value, hidden: true };
 }
 
 const changes = (run) => run.changes.map(([key, what]) => `${shortNames.get(key) || key} ${what}`).join("; ");
@@ -80,8 +80,8 @@ function haystack(run) {
 function fillTable() {
   table.setFilter((run) => !focus.hides(run.i) && (isShown.repeats || run.into === null));
   const some = RUNS.filter((run) => isShown.repeats || run.into === null).length;
-  const all = count(some, some < RUNS.length ? "config" : "run");
-  counted.textContent = table.view.length === some ? all : `${table.view.length} of ${all}`;
+  const all = some < RUNS.length ? t("{n} {n|config|configs}", { n: some }) : t("{n} {n|run|runs}", { n: some });
+  counted.textContent = table.view.length === some ? all : t("{n} of {m}", { n: table.view.length, m: all });
 }
 
 // -- the table
@@ -89,19 +89,19 @@ function fillTable() {
 function drawTable(host) {
   if (!RUNS.length) return;
   const chips = DATA.counts.length < 2 ? [] : DATA.counts.map(([status, number]) => statusChip(status, number));
-  const hint = "words, or lr<0.01 by:agent -verdict:discard";
-  const search = el("input", { type: "search", placeholder: hint, title: hint, "aria-label": "filter runs" });
+  const hint = t("words, or lr<0.01 by:agent -verdict:discard");
+  const search = el("input", { type: "search", placeholder: hint, title: hint, "aria-label": t("filter runs") });
   search.addEventListener("input", () => {
     isShown.words = search.value;
     applyFilter();
   });
-  const repeats = tick("replicates", (on) => {
+  const repeats = tick(t("replicates"), (on) => {
     isShown.repeats = on;
     fillTable();
   });
   const place = el("div");
   table = new Table(place, {
-    label: "runs",
+    label: t("Runs"),
     columns: columns(),
     rows: RUNS,
     id: (run) => run.i,
@@ -111,7 +111,7 @@ function drawTable(host) {
     onpick: (run) => focus.pick(run.i),
     onhover: (run) => focus.look(run ? run.i : null),
   });
-  const node = card("Runs", true, ...chips, RUNS.some((_, i) => isRepeat(i)) ? repeats : null, table.chooser(), search);
+  const node = card(t("Runs"), true, ...chips, RUNS.some((_, i) => isRepeat(i)) ? repeats : null, table.chooser(), search);
   counted = el("span", { class: "muted small" });
   node.querySelector("h2").after(counted);
   node.append(place);
@@ -124,7 +124,7 @@ function drawTable(host) {
 }
 
 function statusChip(status, number) {
-  const chip = el("button", { class: "chip", text: `${status} ${number}`, "aria-pressed": "false" });
+  const chip = el("button", { class: "chip", text: `${t(status)} ${number}`, "aria-pressed": "false" });
   chip.addEventListener("click", () => {
     isShown.status = isShown.status === status ? null : status;
     for (const other of document.querySelectorAll(".chip")) {
@@ -137,7 +137,7 @@ function statusChip(status, number) {
 
 // -- the picked run
 
-const panel = el("aside", { class: "panel", hidden: true, "aria-live": "polite", "aria-label": "the picked run" });
+const panel = el("aside", { class: "panel", hidden: true, "aria-live": "polite", "aria-label": t("the picked run") });
 
 function showPanel() {
   const i = focus.picked;
@@ -148,34 +148,34 @@ function showPanel() {
   const left = el("div");
   const say = (text, style) => text && left.append(el("p", { class: style, text }));
   const judged = DATA.judge && DATA.judge.entrants.find((one) => one.run === i);
-  if (judged) left.append(el("p", {}, el("b", { class: `v-${judged.verdict}`, text: judged.verdict }), `. ${judged.why}`));
-  if (judged) for (const flag of judged.flags) say(`flag: ${flag}`, "muted");
+  if (judged) left.append(el("p", {}, el("b", { class: `v-${judged.verdict}`, text: t(judged.verdict) }), `. ${judged.why}`));
+  if (judged) for (const flag of judged.flags) say(`${t("flag")}: ${flag}`, "muted");
   say(run.why);
-  say(run.hyp && `hypothesis: ${run.hyp}`, "muted");
-  for (const text of run.notes) say(`note: ${text}`, "muted");
+  say(run.hyp && `${t("hypothesis")}: ${run.hyp}`, "muted");
+  for (const text of run.notes) say(`${t("note")}: ${text}`, "muted");
   say(run.said);
   const list = run.changes.map(([key, what]) => el("li", {}, el("code", { text: key }), ` ${what}`));
-  if (!list.length) list.push(el("li", { class: "muted", text: "no change against its parent" }));
+  if (!list.length) list.push(el("li", { class: "muted", text: t("no change against its parent") }));
   panel.replaceChildren(el("div", { class: "inner" }, panelHead(run, i), left, el("ul", {}, ...list)));
   if (table && table.nodeOf(i) !== document.activeElement) table.reveal(i);
 }
 
 function panelHead(run, i) {
-  const from = run.parent && places.has(run.parent) ? runLink(run.parent) : run.base || "the base";
-  const origin = el("span", {}, `round ${run.round}, by ${run.by}, from `, from);
+  const from = run.parent && places.has(run.parent) ? runLink(run.parent) : run.base || t("the base");
+  const origin = el("span", {}, `${t("round {n}", { n: run.round })}, ${t("by {name}, from", { name: run.by })} `, from);
   const status = el("span", { class: run.status, text: run.how });
   const head = el("div", { class: "head" }, el("b", { text: run.id }), status, origin);
   if (DATA.metric) {
     const parts = [`${DATA.metric} ${objective(run)}`];
-    if (run.into !== null) parts.push(`${run.role} of ${RUNS[run.into].id}`);
-    if (run.dp !== null) parts.push(`${signed(run.dp)} against its parent`);
-    if (run.db !== null) parts.push(`${signed(run.db)} against the base`);
+    if (run.into !== null) parts.push(t("{role} of {run}", { role: t(run.role), run: RUNS[run.into].id }));
+    if (run.dp !== null) parts.push(t("{delta} against its parent", { delta: signed(run.dp) }));
+    if (run.db !== null) parts.push(t("{delta} against the base", { delta: signed(run.db) }));
     head.append(el("span", { text: parts.join(", ") }));
   }
-  if (run.status !== "planned" && !DATA.shared) head.append(el("a", { href: `${encodeURIComponent(run.id)}/`, text: "folder" }));
+  if (run.status !== "planned" && !DATA.shared) head.append(el("a", { href: `${encodeURIComponent(run.id)}/`, text: t("folder") }));
   if (run.wandb && run.wandb.startsWith("https://")) {
     head.append(el("a", { href: run.wandb, target: "_blank", rel: "noopener noreferrer", text: "W&B" }));
   }
-  head.append(el("button", { text: "close", onclick: () => focus.pick(i) }));
+  head.append(el("button", { text: t("close"), onclick: () => focus.pick(i) }));
   return head;
 }

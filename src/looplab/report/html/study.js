@@ -1,6 +1,6 @@
 // The page of one study: header, curves, lineage and best so far; page.js assembles it with knobs.js and runs.js.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
+const DATA = readData();
 const RUNS = DATA.runs;
 RUNS.forEach((run, i) => (run.i = i));
 const places = new Map(RUNS.map((run) => [run.id, run.i]));
@@ -11,7 +11,7 @@ const isOpen = (status) => status === "running" || status === "planned";
 
 // A run that repeats another is part of its mean, not a challenger.
 const isRepeat = (run) => RUNS[run].into !== null;
-const bestWord = DATA.judge ? "champion" : "best run";
+const bestWord = DATA.judge ? t("champion") : t("best run");
 const objective = (run) => (run.sd === null ? show(run.obj) : `${honest(run.obj, run.sd)} (n ${run.runs})`);
 // The measured runs, worst first. Colours are by rank, since by value one bad run would use up the whole ramp.
 const order = RUNS.map((_, i) => i).filter((i) => RUNS[i].obj !== null && !isRepeat(i));
@@ -26,11 +26,11 @@ const drawOrder = (run) => (run === DATA.best ? 1e9 : heights.get(run) ?? -1);
 function describe(run, ...lines) {
   const facts = RUNS[run];
   const head = el("div", {}, el("b", { text: facts.id }), ` · ${facts.by} · `);
-  head.append(el("span", { class: facts.status, text: facts.status }));
+  head.append(el("span", { class: facts.status, text: t(facts.status) }));
   const rows = [head, ...lines];
   if (DATA.metric) rows.push(el("div", { text: `${DATA.metric} ${objective(facts)}` }));
-  if (isRepeat(run)) rows.push(el("div", { text: `${facts.role} of ${RUNS[facts.into].id}` }));
-  if (facts.verdict) rows.push(el("div", {}, el("span", { class: `v-${facts.verdict}`, text: facts.verdict })));
+  if (isRepeat(run)) rows.push(el("div", { text: t("{role} of {run}", { role: t(facts.role), run: RUNS[facts.into].id }) }));
+  if (facts.verdict) rows.push(el("div", {}, el("span", { class: `v-${facts.verdict}`, text: t(facts.verdict) })));
   if (facts.why) rows.push(el("div", { class: "why", text: cut(facts.why, 160) }));
   return rows;
 }
@@ -38,7 +38,7 @@ function describe(run, ...lines) {
 function ramp() {
   if (order.length < 2) return null;
   const blocks = [...Array(10).keys()].map((i) => el("i", { class: `b${i}` }));
-  return el("span", { class: "key" }, "worse", el("span", { class: "ramp" }, ...blocks), "better, by rank");
+  return el("span", { class: "key" }, t("worse"), el("span", { class: "ramp" }, ...blocks), t("better, by rank"));
 }
 
 function bestKey() {
@@ -48,13 +48,14 @@ function bestKey() {
 // -- header
 
 function drawHead() {
-  const way = DATA.goal === "max" ? "larger" : "smaller";
-  const goal = DATA.metric ? `${DATA.metric}, ${DATA.at} value, ${way} is better` : "no objective is set";
-  const time = el("p", { class: "small", text: `as of ${DATA.time}` });
-  page.append(el("header", {}, el("h1", { text: DATA.study }), el("p", { text: goal }), time));
+  const values = { metric: DATA.metric, at: t(DATA.at) };
+  const way = DATA.goal === "max" ? t("{metric}, {at} value, larger is better", values) : t("{metric}, {at} value, smaller is better", values);
+  const goal = DATA.metric ? way : t("no objective is set");
+  const time = el("p", { class: "small", text: t("as of {time}", { time: DATA.time }) });
+  page.append(el("header", { class: "study-head" }, el("h1", { text: DATA.study }), el("p", { text: goal }), time, languageMenu()));
   page.append(el("div", { class: "tiles" }, bestTile(), runsTile(), changeTile(), usedTile()));
   for (const alarm of DATA.alarms) {
-    page.append(el("div", { class: "alarm", role: "alert" }, el("b", { text: "Alarm" }), ` ${alarm}`));
+    page.append(el("div", { class: "alarm", role: "alert" }, el("b", { text: t("Alarm") }), ` ${alarm}`));
   }
   for (const note of DATA.notes) page.append(el("div", { class: "noteline", text: note }));
 }
@@ -65,58 +66,58 @@ const note = (...children) => el("div", { class: "note" }, ...children);
 function bestTile() {
   if (DATA.judge) return championTile();
   if (DATA.best === null) {
-    const why = RUNS.length ? "no run has measured the objective" : "no runs yet";
-    return tile("best", el("div", { class: "value", text: "–" }), note(why));
+    const why = RUNS.length ? t("no run has measured the objective") : t("no runs yet");
+    return tile(t("best"), el("div", { class: "value", text: "–" }), note(why));
   }
   const best = RUNS[DATA.best];
-  const gain = best.db === null ? "" : `, ${signed(best.db)} against its base`;
+  const gain = best.db === null ? "" : `, ${t("{delta} against its base", { delta: signed(best.db) })}`;
   return tile(
-    "best",
+    t("best"),
     el("div", { class: "value best", text: show(best.obj) }),
     note(el("a", { href: `#${best.id}`, text: best.id }), gain),
-    note("one run is a hint, not a result"),
+    note(t("one run is a hint, not a result")),
   );
 }
 
 function championTile() {
   const { headline, standing } = DATA.judge;
-  if (DATA.best === null) return tile("champion", el("div", { class: "value", text: "–" }), note(headline));
+  if (DATA.best === null) return tile(t("champion"), el("div", { class: "value", text: "–" }), note(inLanguage(headline)));
   const best = RUNS[DATA.best];
   const [value, spread] = honest(best.obj, best.sd).split(" ± ");
   return tile(
-    "champion",
+    t("champion"),
     el("div", { class: "value best" }, value, spread ? el("span", { class: "spread", text: ` ± ${spread}` }) : null),
-    note(el("a", { href: `#${best.id}`, text: best.id }), `, mean of ${count(best.runs, "run")}`),
-    note(standing),
+    note(el("a", { href: `#${best.id}`, text: best.id }), `, ${t("mean of {n} {n|run|runs}", { n: best.runs })}`),
+    note(inLanguage(standing)),
   );
 }
 
 function runsTile() {
-  const counts = DATA.counts.map(([status, number]) => [status, `${number} ${status}`]);
-  if (DATA.waiting) counts.push(["planned", `${DATA.waiting} proposed`]);
+  const counts = DATA.counts.map(([status, number]) => [status, `${number} ${t(status)}`]);
+  if (DATA.waiting) counts.push(["planned", t("{n} proposed", { n: DATA.waiting })]);
   const parts = counts.flatMap(([status, text], i) => [i ? ", " : null, el("span", { class: status, text })]);
-  return tile("runs", el("div", { class: "value", text: String(RUNS.length) }), note(...parts));
+  return tile(t("runs"), el("div", { class: "value", text: String(RUNS.length) }), note(...parts));
 }
 
 function changeTile() {
   const best = DATA.best === null ? null : RUNS[DATA.best];
   if (!best || !best.changes.length) return null;
   const lines = best.changes.slice(0, 3).map(([key, what]) => note(`${key}: ${what}`));
-  if (best.changes.length > 3) lines.push(note(`${best.changes.length - 3} more`));
+  if (best.changes.length > 3) lines.push(note(t("{n} more", { n: best.changes.length - 3 })));
   if (best.why) lines.push(note(`“${cut(best.why, 140)}”`));
-  return tile(`what the ${bestWord} changed${best.parent ? `, from ${best.parent}` : ""}`, ...lines);
+  return tile(best.parent ? t("what the {best} changed, from {run}", { best: bestWord, run: best.parent }) : t("what the {best} changed", { best: bestWord }), ...lines);
 }
 
 function usedTile() {
   const list = el("div", { class: "budget" });
   for (const [name, text, part] of DATA.budget) {
-    list.append(el("span", { class: "muted", text: name }), el("span", { text }));
+    list.append(el("span", { class: "muted", text: t(name) }), el("span", { text }));
     if (part === null) continue;
     const bar = el("div");
     bar.style.width = `${Math.min(100, 100 * part)}%`;
     list.append(el("div", { class: "meter bar" }, bar));
   }
-  return tile("used", list);
+  return tile(t("used"), list);
 }
 
 // -- curves
@@ -126,26 +127,26 @@ let curves = null;
 function drawCurves(host) {
   const drawn = new Map(DATA.curves.map(([name, x, lines]) => [name, { x, lines }]));
   if (!drawn.size) {
-    const node = card("Curves", true);
-    const why = RUNS.length ? "no run has left a curve yet" : "no runs yet; “looplab run” starts the study";
+    const node = card(t("Curves"), true);
+    const why = RUNS.length ? t("no run has left a curve yet") : t("no runs yet; “looplab run” starts the study");
     node.append(el("div", { class: "empty", text: why }));
     host.append(node);
     return;
   }
-  const menu = el("select", { "aria-label": "metric", onchange: () => update() });
+  const menu = el("select", { "aria-label": t("metric"), onchange: () => update() });
   menu.append(...[...drawn.keys()].map((name) => el("option", { value: name, text: name })));
-  const log = tick("log scale", () => update());
-  const smooth = tick("smooth", () => update());
-  const all = tick("all values", () => update());
-  const reset = el("button", { text: "reset zoom", hidden: true, onclick: () => curves.zoomTo(null) });
-  const node = card("Curves", !order.length, menu, log, smooth, all, reset);
+  const log = tick(t("log scale"), () => update());
+  const smooth = tick(t("smooth"), () => update());
+  const all = tick(t("all values"), () => update());
+  const reset = el("button", { text: t("reset zoom"), hidden: true, onclick: () => curves.zoomTo(null) });
+  const node = card(t("Curves"), !order.length, menu, log, smooth, all, reset);
   const place = el("div");
   const under = el("div", { class: "under" });
   node.append(place, under);
   host.append(node);
-  const point = (series, x, y) => el("div", { text: `step ${show(x, 8)}: ${show(y, 5)}${spreadAt(series, x)}` });
+  const point = (series, x, y) => el("div", { text: `${t("step {n}", { n: show(x, 8) })}: ${show(y, 5)}${spreadAt(series, x)}` });
   curves = new LineChart(place, {
-    label: "curves of the runs",
+    label: t("curves of the runs"),
     height: 300,
     tell: (series, x, y) => describe(series.id, point(series, x, y)),
     onhover: (run) => focus.look(run),
@@ -180,13 +181,13 @@ function drawCurves(host) {
     curves.setSeries(series);
     all.hidden = !curves.cut && !all.firstChild.checked;
     const tried = RUNS.filter((_, i) => !isRepeat(i)).length;
-    const what = tried < RUNS.length ? "config" : "run";
-    let which = count(lines.length, what);
-    if (lines.length < tried) which = `${lines.length} of ${count(tried, what)}: the best, the latest, a spread`;
+    const isFolded = tried < RUNS.length;
+    let which = isFolded ? t("{n} {n|config|configs}", { n: lines.length }) : t("{n} {n|run|runs}", { n: lines.length });
+    if (lines.length < tried) which = t("{n} of {m}: the best, the latest, a spread", { n: lines.length, m: tried });
     const keys = [el("span", { text: which }), ramp(), bestKey()];
-    if (lines.some((line) => line[4] > 1)) keys.push(el("span", { text: "bands: lowest to highest seed" }));
-    if (curves.cut) keys.push(el("span", { text: "outliers are clipped" }));
-    keys.push(el("span", { class: "fine", text: "drag zooms, a double click resets" }));
+    if (lines.some((line) => line[4] > 1)) keys.push(el("span", { text: t("bands: lowest to highest seed") }));
+    if (curves.cut) keys.push(el("span", { text: t("outliers are clipped") }));
+    keys.push(el("span", { class: "fine", text: t("drag zooms, a double click resets") }));
     under.replaceChildren(...keys.filter(Boolean));
   }
   update();
@@ -195,7 +196,7 @@ function drawCurves(host) {
 function spreadAt(series, x) {
   const at = series.x.indexOf(x);
   if (!series.low || at < 0 || series.low[at] === null) return "";
-  return ` [${show(series.low[at], 4)}, ${show(series.high[at], 4)}]${series.seeds > 1 ? `, ${series.seeds} seeds` : ""}`;
+  return ` [${show(series.low[at], 4)}, ${show(series.high[at], 4)}]${series.seeds > 1 ? `, ${t("{n} seeds", { n: series.seeds })}` : ""}`;
 }
 
 // -- lineage
@@ -218,18 +219,18 @@ function drawLineage(host) {
     const verdict = run.verdict || (DATA.judge ? null : champions.has(i) ? "keep" : null);
     return { id: i, parent: parent === i ? null : parent, n: run.n, value: run.obj, verdict, isChampion: champions.has(i), name: run.id };
   });
-  const node = card("Lineage", true);
-  node.querySelector("h2").after(el("span", { class: "muted small", text: `${DATA.metric}${DATA.judge ? ", means" : ""}; each config joined to the one it changes` }));
+  const node = card(t("Lineage"), true);
+  node.querySelector("h2").after(el("span", { class: "muted small", text: `${DATA.metric}${DATA.judge ? `, ${t("means")}` : ""}; ${t("each config joined to the one it changes")}` }));
   const place = el("div");
   node.append(place);
   host.append(node);
-  new Lineage(place, { label: "lineage: champions and what was tried from them", nodes, focus, goal: DATA.goal, tell: (i) => describe(i, ...changeLines(i)) });
-  const keys = [legendKey("d-best", SHAPES[0](6, 6, 5), DATA.judge ? "champions" : "the best so far")];
+  new Lineage(place, { label: t("lineage: champions and what was tried from them"), nodes, focus, goal: DATA.goal, tell: (i) => describe(i, ...changeLines(i)) });
+  const keys = [legendKey("d-best", SHAPES[0](6, 6, 5), DATA.judge ? t("champions") : t("the best so far"))];
   for (const verdict of new Set(nodes.filter((one) => !one.isChampion && one.verdict).map((one) => one.verdict))) {
     const style = verdict === "inconclusive" ? "dot hollow l-inconclusive" : `t-${verdict}`;
-    keys.push(legendKey(style, SHAPES[VERDICT_SHAPES[verdict] ?? 0](6, 6, 4), verdict));
+    keys.push(legendKey(style, SHAPES[VERDICT_SHAPES[verdict] ?? 0](6, 6, 4), t(verdict)));
   }
-  if (nodes.length < tried.length) keys.push(el("span", { text: `${nodes.length} of ${tried.length} drawn` }));
+  if (nodes.length < tried.length) keys.push(el("span", { text: t("{n} of {m} drawn", { n: nodes.length, m: tried.length }) }));
   node.append(el("div", { class: "under" }, ...keys));
 }
 
@@ -239,14 +240,14 @@ const changeLines = (i) => RUNS[i].changes.slice(0, 4).map(([key, what]) => el("
 
 function drawBest(host) {
   if (!order.length) return;
-  const log = tick("log scale", (on) => chart.update({ log: on }));
-  const node = card(DATA.judge ? "Champion so far" : "Best so far", !DATA.curves.length, RUNS.some((run) => run.obj > 0) ? log : null);
-  node.querySelector("h2").after(el("span", { class: "muted small", text: DATA.metric + (DATA.judge ? ", means" : "") }));
+  const log = tick(t("log scale"), (on) => chart.update({ log: on }));
+  const node = card(DATA.judge ? t("Champion so far") : t("Best so far"), !DATA.curves.length, RUNS.some((run) => run.obj > 0) ? log : null);
+  node.querySelector("h2").after(el("span", { class: "muted small", text: DATA.metric + (DATA.judge ? `, ${t("means")}` : "") }));
   const place = el("div");
   node.append(place);
   host.append(node);
   const chart = new Progress(place, {
-    label: "objective of each run, and the best so far",
+    label: t("objective of each run, and the best so far"),
     points: RUNS.map(progressPoint),
     path: DATA.path,
     focus,
@@ -258,15 +259,15 @@ function drawBest(host) {
     return own.has(name) ? [el("span", { class: "key" }, icon(`f${kind % 8}`, shape), name)] : [];
   });
   if (RUNS.some((run, i) => isRepeat(i) && run.obj !== null)) {
-    keys.push(el("span", { class: "key" }, icon("repeat", SHAPES[0](6, 6, 2)), "replicates"));
+    keys.push(el("span", { class: "key" }, icon("repeat", SHAPES[0](6, 6, 2)), t("replicates")));
   }
   for (const status of new Set(RUNS.filter((run) => run.obj === null).map((run) => run.status))) {
     const shape = isOpen(status) ? SHAPES[0] : CROSS;
-    const name = status === "ok" ? "ok, but not measured" : status;
+    const name = status === "ok" ? t("ok, but not measured") : t(status);
     keys.push(el("span", { class: "key" }, icon(`cross x-${status}`, shape(6, 6, 3)), name));
   }
-  if (chart.cut) keys.push(el("span", { text: "outliers are clipped to the edge" }));
-  if (chart.drawn < RUNS.length) keys.push(el("span", { text: `${chart.drawn} of ${RUNS.length} drawn` }));
+  if (chart.cut) keys.push(el("span", { text: t("outliers are clipped to the edge") }));
+  if (chart.drawn < RUNS.length) keys.push(el("span", { text: t("{n} of {m} drawn", { n: chart.drawn, m: RUNS.length }) }));
   node.append(el("div", { class: "under" }, ...keys));
 }
 

@@ -34,8 +34,10 @@ export class AgentsPage {
       const cost = spent.get(one.name);
       return [one.name, one.proposals, el("span", { class: "v-keep", text: String(one.kept) }), one.partial, one.discarded, one.crashed, one.waiting, `${Math.round(100 * one.mean)} %`, cost ? `$${cost.toFixed(2)}` : "", cost && one.kept ? `$${(cost / one.kept).toFixed(2)}` : ""];
     });
-    const heads = [{ name: t("proposer") }, ...[t("proposals"), t("kept"), t("partly"), t("discarded"), t("crashed"), t("waiting"), t("credit"), t("cost"), t("a keep cost")].map((name) => ({ name, num: true }))];
-    this.credit.replaceChildren(plainTable(heads, rows, { empty: t("Nothing was proposed yet.") }), el("p", { class: "muted small", text: t("Credit: the chance that the next proposal is kept, by what became of the last ones; partly: replicated, and then not kept.") }));
+    const names = [t("proposals"), t("kept"), t("partly"), t("discarded"), t("crashed"), t("waiting"), t("credit"), t("cost"), t("a keep cost")];
+    const shown = [...spent.values()].some(Boolean) ? names : names.slice(0, -2); // no agent has a price
+    const heads = [{ name: t("proposer") }, ...shown.map((name) => ({ name, num: true }))];
+    this.credit.replaceChildren(plainTable(heads, rows.map((cells) => cells.slice(0, heads.length)), { empty: t("Nothing was proposed yet.") }), el("p", { class: "muted small", text: t("Credit: the chance that the next proposal is kept, by what became of the last ones; partly: replicated, and then not kept.") }));
     this.drawWeights(found.weights);
     this.said.replaceChildren(plainTable([{ name: t("when") }, { name: t("text") }], found.said.reverse().map((one) => [nowrap(day(one.at)), one.text]), { empty: t("Nothing was said.") }));
     if (!found.calls.length) {
@@ -63,19 +65,18 @@ export class AgentsPage {
   card(call, kept) {
     const usage = call.usage;
     const tokens = (usage.input_tokens || 0) + (usage.output_tokens || 0);
-    const state = call.ended === null ? ["running", t("running")] : call.interrupted ? ["stopped", t("interrupted")] : call.ok ? ["ok", t("answered")] : ["failed", t("failed")];
+    const state = call.interrupted ? ["stopped", t("interrupted")] : call.ended === null ? ["running", t("running")] : call.ok ? ["ok", t("answered")] : ["failed", t("failed")];
     const talk = el("div", { class: "talk" });
     const box = el(
       "details",
-      { class: "card call" },
-      el("summary", {}, el("b", { text: call.call }), " ", el("span", { class: state[0], text: state[1] }), el("span", { class: "muted", text: ` ${[call.cli, day(call.at), call.seconds ? duration(call.seconds) : null, tokens ? t("{n} tokens", { n: tokens.toLocaleString() }) : null, usage.usd ? `$${usage.usd.toFixed(2)}` : null, call.n ? t("asked for {n}", { n: call.n }) : null, call.accepted === null || call.accepted === undefined ? null : t("{n} accepted by the guard", { n: call.accepted })].filter(Boolean).join(" · ")}` })),
-      call.why && !call.ok ? el("p", { class: "refused", text: call.why }) : null,
+      { class: "call" },
+      el("summary", {}, el("b", { text: call.call }), " ", el("span", { class: state[0], text: state[1] }), el("span", { class: "muted", text: ` ${[call.cli, day(call.at), call.seconds ? duration(call.seconds) : null, tokens ? t("{n} tokens", { n: tokens.toLocaleString() }) : null, usage.usd ? `$${usage.usd.toFixed(2)}` : null, call.n ? t("asked for {n}", { n: call.n }) : null, call.accepted === null || call.accepted === undefined ? null : t("{n} accepted by the guard", { n: call.accepted })].filter(Boolean).join(" · ")}` }), call.why && !call.ok ? el("span", { class: "refused small", text: call.why }) : null),
       call.void ? el("p", { class: "refused", text: `${t("void")}: ${call.void}` }) : null,
       ...call.refused.map((text) => el("p", { class: "muted", text: `${t("refused by the guard")}: ${text}` })),
       talk,
     );
     const chain = call.proposals.map((one) => [el("code", { class: "wrap", text: one.edits.join("  ") }), one.reason, one.status === "rejected" ? el("span", { class: "v-discard", text: one.problems.join("; ") || t("rejected") }) : t(one.status), one.run ? runLink(this.app, one.run) : "–", one.objective === null ? t(one.state || "–") : show(one.objective), verdictMark(one.verdict)]);
-    const outer = el("div", { class: "call-box" }, box, chain.length ? plainTable([{ name: t("edits") }, { name: t("why") }, { name: t("guard") }, { name: t("run") }, { name: this.app.study.metric || t("objective"), num: true }, { name: t("verdict") }], chain) : "");
+    const outer = el("div", { class: "card call-box" }, box, chain.length ? plainTable([{ name: t("edits"), wide: true }, { name: t("why"), wide: true }, { name: t("guard") }, { name: t("run") }, { name: this.app.study.metric || t("objective"), num: true }, { name: t("verdict") }], chain) : "");
     box.addEventListener("toggle", () => box.open && this.loadTalk(call, talk));
     if (this.open === call.call || (kept && kept.node.querySelector("details").open)) box.open = true;
     return outer;

@@ -2,7 +2,7 @@
 
 import { el } from "../assets/dom.js";
 import { AgentsPage } from "./agents.js";
-import { LANGUAGES, ago, language, loadLanguage, preferredLanguage, t } from "./i18n.js";
+import { LANGUAGES, ago, day, keepLanguage, language, loadLanguage, preferredLanguage, t } from "./i18n.js";
 import { JudgePage } from "./judge.js";
 import { LineagePage } from "./lineage.js";
 import { NowPage } from "./now.js";
@@ -11,6 +11,7 @@ import { RecordPage } from "./record.js";
 import { RunPage } from "./run.js";
 import { RunsPage } from "./runs.js";
 import { steeringBar } from "./steering.js";
+import { SNAPSHOT } from "./snapshot.js";
 import { Store, get, lab } from "./store.js";
 
 const TABS = [
@@ -25,11 +26,18 @@ const TABS = [
 const PAGES = { ...Object.fromEntries(TABS.map(([name, , page]) => [name, page])), run: RunPage };
 
 class App {
+  isExport = SNAPSHOT !== null;
+
   async start() {
     await loadLanguage(preferredLanguage());
     const theme = localStorage.getItem("looplab-theme");
     if (theme) document.documentElement.dataset.theme = theme;
-    document.querySelector(".skip").textContent = t("Skip to the content");
+    const skip = document.querySelector(".skip");
+    skip.textContent = t("Skip to the content");
+    skip.addEventListener("click", (event) => {
+      event.preventDefault(); // the address has the state of the page
+      this.main.focus();
+    });
     this.host = document.getElementById("page");
     await this.load();
     addEventListener("hashchange", () => this.route());
@@ -120,7 +128,7 @@ class App {
     this.route(true);
   }
   async switchLanguage(code) {
-    localStorage.setItem("looplab-lang", code);
+    keepLanguage(code);
     await loadLanguage(code);
     document.querySelector(".skip").textContent = t("Skip to the content");
     this.build();
@@ -129,6 +137,10 @@ class App {
   showFreshness() {
     const store = this.store;
     if (!store) return;
+    if (this.isExport) {
+      this.fresh.textContent = t("as of {time}", { time: day(SNAPSHOT.lab.at) });
+      return;
+    }
     const seconds = (Date.now() - store.heard) / 1000;
     const isOld = store.failed || seconds > 15;
     this.fresh.textContent = isOld ? t("no answer for {time}", { time: ago(seconds) }) : t("live");

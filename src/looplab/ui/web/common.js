@@ -3,7 +3,7 @@
 //   runLink(app, id)            a link to the page of a run
 //   verdictMark(verdict)        a verdict as a word with its colour and shape
 //   effectText(effect, low, high)   0.21 [0.18, 0.25], with decimals that fit the interval
-//   panel(title, ...children)   a card; columns(left, right) two columns of them; facts(pairs) a list of names and values; plainTable(heads, rows)
+//   panel(title, ...children)   a card; columns(left, right) two columns of them; facts(pairs) a list of names and values; plainTable(heads, rows), where a head {name, num, wide: true} makes rows of a narrow page stack
 //   every(ms, ask)              call ask now and again while the page is seen; returns a function that ends it
 
 import { el, show } from "../assets/dom.js";
@@ -37,7 +37,7 @@ export function panel(title, ...children) {
 
 // Two columns of cards, which fill up independently of each other; one below the other on a narrow page.
 export function columns(left, right) {
-  return el("div", { class: "columns" }, el("div", {}, ...left), el("div", {}, ...right));
+  return el("div", { class: "two-columns" }, el("div", {}, ...left), el("div", {}, ...right));
 }
 
 export function facts(pairs) {
@@ -53,11 +53,11 @@ export const nowrap = (text) => el("span", { class: "nowrap", text });
 
 export function plainTable(heads, rows, options = {}) {
   const head = el("tr", {}, ...heads.map((one) => el("th", { scope: "col", class: one.num ? "num head" : "head", text: one.name ?? one })));
-  const body = rows.map((cells) =>
-    el("tr", {}, ...cells.map((cell, place) => el("td", { class: heads[place].num ? "num" : null }, cell instanceof Node ? cell : String(cell ?? "–")))),
-  );
+  const named = (head, cell) => ({ class: [head.num ? "num" : "", head.wide ? "wide" : "", cell === "" ? "none" : ""].join(" ").trim() || null, "data-name": head.name ?? head });
+  const body = rows.map((cells) => el("tr", {}, ...cells.map((cell, place) => el("td", named(heads[place], cell), cell instanceof Node ? cell : String(cell ?? "–")))));
   if (!rows.length) return el("p", { class: "empty", text: options.empty || t("nothing yet") });
-  return el("div", { class: "table-box" }, el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, ...body)));
+  const label = heads.map((one) => one.name ?? one).filter(Boolean).join(", ");
+  return el("div", { class: "table-box" }, el("table", { class: heads.some((one) => one.wide) ? "plain stacked" : "plain", "aria-label": label }, el("thead", {}, head), el("tbody", {}, ...body)));
 }
 
 export function every(ms, ask) {

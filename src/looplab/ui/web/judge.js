@@ -2,9 +2,9 @@
 
 import { LineChart } from "../assets/charts.js";
 import { Focus, el, honest, pValue, show, svg } from "../assets/dom.js";
-import { Forest, linear } from "../assets/figures.js";
+import { Forest, forestRows, linear } from "../assets/figures.js";
 import { columns, effectText, every, facts, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
-import { day, t } from "./i18n.js";
+import { day, inLanguage, t } from "./i18n.js";
 import { get } from "./store.js";
 
 const FOREST_ROWS = 40;
@@ -39,13 +39,13 @@ export class JudgePage {
     }
     const compared = found.entries.filter((one) => one.effect !== null && !one.is_base);
     const forest = el("div", {});
-    const forestCard = panel(t("Every challenger against the champion of its time"), compared.length ? forest : el("p", { class: "empty", text: t("No challenger was judged yet.") }), el("p", { class: "under", text: t("Solid: pairs of the same seed. Dashed and hollow: one run, which is a hint, not a test. The grey band is the noise between seeds. p must be at most its bar.") }));
+    const forestCard = panel(t("Every challenger against the champion of its time"), compared.length ? forest : el("p", { class: "empty", text: t("No challenger was judged yet.") }), el("p", { class: "under", text: t("Solid: pairs of the same seed. Dashed and hollow: one run, which is a hint, not a test. The grey band is the noise between seeds. p must be at most its bar.") + (compared.length > FOREST_ROWS ? ` ${t("{n} of {m} rows", { n: FOREST_ROWS, m: compared.length })}.` : "") }));
     const alpha = el("div", {});
     const noise = el("div", {});
     const drift = el("div", {});
-    this.host.replaceChildren(el("p", { class: "headline", text: judge.headline }), forestCard, columns([panel(t("Alpha: the chance of any false promotion"), alpha), panel(t("Drift: the same config over time"), drift)], [panel(t("Noise floor"), noise), this.reads(found)]), this.tests(found));
+    this.host.replaceChildren(el("p", { class: "headline", text: inLanguage(judge.headline) }), forestCard, columns([panel(t("Alpha: the chance of any false promotion"), alpha), panel(t("Drift: the same config over time"), drift)], [panel(t("Noise floor"), noise), this.reads(found)]), this.tests(found));
     if (compared.length) {
-      const rows = compared.slice(-FOREST_ROWS).map((one) => ({ id: one.run, name: one.run, verdict: one.verdict, effect: one.effect, low: one.low, high: one.high, paired: one.paired, p: one.p, bar: one.boundary, n: one.n, shown: effectText(one.effect, one.low, one.high) }));
+      const rows = forestRows(compared, FOREST_ROWS).map((one) => ({ id: one.run, name: one.run, verdict: one.verdict, effect: one.effect, low: one.low, high: one.high, paired: one.paired, p: one.p, bar: one.boundary, n: one.n, shown: effectText(one.effect, one.low, one.high) }));
       new Forest(forest, { label: t("effects with their intervals"), rows: rows.reverse(), focus: this.focus, noise: judge.sigma, best: judge.champion, across: t("better by ({metric})", { metric: this.app.study.metric }), tell: (id) => this.tell(compared.find((one) => one.run === id)) });
     }
     this.drawAlpha(alpha, found);
@@ -97,8 +97,9 @@ export class JudgePage {
       const plot = el("div", {});
       host.append(plot);
       const first = known[0].at;
-      this.chart = new LineChart(plot, { label: t("noise over time"), height: 140, across: t("hours"), legend: false, clip: false });
-      this.chart.setSeries([{ id: "sigma", name: t("noise"), colour: "c0", x: known.map((one) => (one.at - first) / 3600), y: known.map((one) => one.sigma) }]);
+      const [unit, across] = known[known.length - 1].at - first < 5400 ? [60, t("minutes")] : [3600, t("hours")];
+      this.chart = new LineChart(plot, { label: t("noise over time"), height: 140, across, legend: false, clip: false });
+      this.chart.setSeries([{ id: "sigma", name: t("noise"), colour: "c0", x: known.map((one) => (one.at - first) / unit), y: known.map((one) => one.sigma) }]);
     }
   }
   drawDrift(host, { drift, judge }) {
@@ -106,7 +107,7 @@ export class JudgePage {
       host.append(el("p", { class: "muted", text: t("Too few repeats of the base or the champion yet.") }));
       return;
     }
-    const [width, height, left] = [520, 170, 54];
+    const [width, height, left] = [Math.max(260, Math.min(560, host.clientWidth - 28 || 520)), 170, 54];
     const values = drift.map((one) => one.value);
     const times = drift.map((one) => one.at);
     const room = (Math.max(...values) - Math.min(...values) || 1) * 0.08;
@@ -133,9 +134,9 @@ export class JudgePage {
     );
   }
   tests({ judge, entries }) {
-    const open = judge.tests.map((one) => [runLink(this.app, one.run), t("under test"), one.look, one.runs, "", "", "", one.alpha === null ? "" : show(one.alpha, 2), "", ""]);
+    const open = judge.tests.map((one) => [runLink(this.app, one.run), nowrap(t("under test")), one.look, one.runs, "", "", "", one.alpha === null ? "" : show(one.alpha, 2), "", ""]);
     const rows = [...entries].reverse().map((one) => [runLink(this.app, one.run), verdictMark(one.verdict), one.look || "", one.n || "", honest(one.mean, one.sd), effectText(one.effect, one.low, one.high), one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`, one.alpha === null ? "" : show(one.alpha, 2), one.at ? nowrap(day(one.at)) : "", el("span", {}, one.why)]);
-    const card = panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why") }], [...open, ...rows]));
+    const card = panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why"), wide: true }], [...open, ...rows]));
     return card;
   }
 }

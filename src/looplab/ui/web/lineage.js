@@ -20,13 +20,17 @@ export class LineagePage {
     this.ask();
     this.askVersions();
   }
-  destroy() {}
+  destroy() {
+    this.isEnded = true;
+  }
   update(changed, isFresh) {
     if (changed.length || isFresh) this.ask();
   }
   async ask() {
-    if (!this.app.study || this.waiting) return;
+    this.isStale = true; // drawn again when the last drawing is over
+    if (!this.app.study || this.waiting || this.isEnded) return;
     this.waiting = true;
+    this.isStale = false;
     let champions = [];
     try {
       const found = await get("now", { study: this.app.study.name, since: 0 });
@@ -35,7 +39,10 @@ export class LineagePage {
       // drawn without champions
     }
     this.draw(new Set(champions.map((one) => one.run)));
-    setTimeout(() => (this.waiting = false), 1500);
+    setTimeout(() => {
+      this.waiting = false;
+      if (this.isStale) this.ask();
+    }, 1500);
   }
   draw(champions) {
     const { store, study } = this.app;
@@ -71,7 +78,7 @@ export class LineagePage {
       const changed = before ? store.knobs.map((key, k) => [key, before.knobs[k] ?? null, row.knobs[k] ?? null]).filter(([, a, b]) => a !== b).map(([key, a, b]) => `${key}: ${show(a)} → ${show(b)}`) : [];
       return [runLink(this.app, row.id), row.measured ? honest(row.mean, row.sd) : "–", before && row.mean !== null && before.mean !== null ? signed(row.mean - before.mean) : "", verdictMark(row.verdict), row.by, el("code", { class: "wrap", text: changed.join("  ") }), row.reason];
     });
-    this.path.replaceChildren(plainTable([{ name: t("run") }, { name: study.metric || t("objective"), num: true }, { name: "Δ", num: true }, { name: t("verdict") }, { name: t("by") }, { name: t("changed") }, { name: t("why") }], rows));
+    this.path.replaceChildren(plainTable([{ name: t("run") }, { name: study.metric || t("objective"), num: true }, { name: "Δ", num: true }, { name: t("verdict") }, { name: t("by") }, { name: t("changed") }, { name: t("why"), wide: true }], rows));
   }
   tell(id) {
     const row = this.app.store.rows.get(id);
@@ -88,8 +95,9 @@ export class LineagePage {
         { class: `card version ${one.champion ? "champion" : ""}` },
         el("h2", {}, `v${one.version}${one.attempt > 1 ? `.${one.attempt}` : ""} `, verdictMark(one.verdict), one.champion ? el("span", { class: "best-name", text: ` ${t("champion")}` }) : ""),
         facts([[one.metric || t("metric"), one.value === null ? null : show(one.value)], [t("state"), t(one.state)], [t("why"), one.why], [t("when"), one.ended ? day(one.ended) : null]]),
-        ...one.pictures.slice(0, 2).map((name) => el("img", { src: address(name), alt: name, class: "shown", loading: "lazy" })),
-        el("p", { class: "links" }, ...[...one.notes, ...one.pictures.slice(2)].map((name) => el("button", { class: "quiet link", text: name, onclick: () => showFile(view, address(name), name) }))),
+        one.note ? el("p", { class: "note", text: one.note }) : null,
+        ...(this.app.isExport ? [] : one.pictures.slice(0, 2)).map((name) => el("img", { src: address(name), alt: name, class: "shown", loading: "lazy" })),
+        el("p", { class: "links" }, ...(this.app.isExport ? [] : [...one.notes, ...one.pictures.slice(2)]).map((name) => el("button", { class: "quiet link", text: name, onclick: () => showFile(view, address(name), name) }))),
         view,
       );
     });

@@ -43,7 +43,7 @@ const NEEDS = {
   "no objective": () => t("The study has no objective: looplab objective METRIC"),
   "not comparable": (one) => t("{n} {n|run was|runs were} measured with another objective: looplab remeasure", one),
   agent: (one) => t("The last call of the agent failed: {text}", one),
-  alpha: () => t("The probability of a false promotion is used up: nothing more can be promoted"),
+  alpha: () => t("Alpha is almost used up: hardly anything can still be promoted"),
   "held out": () => t("The held-out metric may not be read any more"),
   "nothing yet": () => t("Nothing has run yet: looplab plan shows what would, looplab run runs it"),
 };
@@ -51,7 +51,8 @@ const NEEDS = {
 export class NowPage {
   constructor(host, app) {
     Object.assign(this, { host, app, visit: new Visit(app.study.name) });
-    this.window = app.place.query.get("window") || "3600";
+    this.chosenWindow = app.place.query.get("window");
+    this.window = this.chosenWindow || this.usualWindow();
     this.focus = new Focus();
     this.focus.listen((what) => what.picked && !String(what.picked).startsWith("call:") && app.go("run", { run: what.picked }));
     this.headline = el("div", { class: "since" });
@@ -62,15 +63,15 @@ export class NowPage {
     this.running = el("div", { class: "running-list" });
     this.queue = el("div", {});
     this.verdicts = el("div", {});
-    const windows = el(
+    this.windows = el(
       "select",
-      { "aria-label": t("Period"), onchange: () => this.choose(windows.value) },
+      { "aria-label": t("Period"), onchange: () => this.choose(this.windows.value) },
       ...WINDOWS.map(([value, text]) => el("option", { value, text, selected: value === this.window })),
     );
     const metric = app.study.metric;
     const progress = panel(metric ? t("{metric}: every run, and the champion so far", { metric }) : t("Runs"), this.progress);
     const lanes = panel(t("Slots"), this.lanes);
-    lanes.querySelector(".bar-top").append(el("div", { class: "controls push" }, windows));
+    lanes.querySelector(".bar-top").append(el("div", { class: "controls push" }, this.windows));
     const running = panel(t("Running"), this.running);
     const queue = panel(t("Queue"), this.queue);
     const verdicts = panel(t("Last verdicts"), this.verdicts);
@@ -87,13 +88,16 @@ export class NowPage {
     for (const chart of this.charts.values()) chart.chart.destroy();
   }
   choose(value) {
+    this.chosenWindow = value;
     this.window = value;
-    this.app.keep({ window: value === "3600" ? null : value });
+    this.app.keep({ window: value });
     this.asked = 0;
     this.ask();
   }
   // Ask again if something happened, if something runs, and now and then.
   async ask() {
+    if (!this.app.store.heard) return; // how long the study has run is not known yet
+    if (!this.chosenWindow) this.windows.value = this.window = this.usualWindow();
     const { seq, engine } = this.app.store.state;
     const isNew = seq !== this.seq || (engine !== null && Date.now() - this.asked > 2000);
     if (!isNew && Date.now() - this.asked < 15000) return;
@@ -105,6 +109,7 @@ export class NowPage {
     this.draw();
   }
   update(changed) {
+    if (!this.asked) this.ask();
     if (!changed.length || this.drawing) return;
     this.drawing = requestAnimationFrame(() => {
       this.drawing = null;
@@ -125,31 +130,40 @@ export class NowPage {
     this.drawProgress();
   }
   drawHeadline(found) {
-    const since = found.since;
+    const since = found.happened;
+    const isFirst = !since || found.is_first;
     const parts = [];
     if (since) {
-      const tried = since.tried ? t("{n} {n|idea|ideas} tried", { n: since.tried }) : t("no new idea tried");
+      const tried = since.tried ? t("{n} {n|idea|ideas} tried", { n: since.tried }) : t("No new idea tried");
       const kept = since.verdicts.keep || 0;
       parts.push(t("{tried}, {kept}.", { tried, kept: kept ? t("{n} kept", { n: kept }) : t("none kept") }));
-      if (since.new_champion && since.effect) {
+      if (since.champion && since.effect) {
         const [effect, low, high, against] = since.effect;
-        parts.push(t("The champion is now {run}: better than {against} by {effect}.", { run: since.new_champion, against: against || t("the base"), effect: effectText(effect, low, high) }));
+        parts.push(t("The champion is now {run}: better than {against} by {effect}.", { run: since.champion, against: against || t("the base"), effect: effectText(effect, low, high) }));
       } else if (found.judge && found.judge.champion) {
         parts.push(t("The champion is still {run}.", { run: found.judge.champion }));
       }
       const cost = [t("{n} device hours", { n: show(since.device_hours, 2) })];
-      if (since.calls) cost.push(`$${since.usd.toFixed(2)}`);
+      if (since.usd) cost.push(`$${since.usd.toFixed(2)}`);
+      else if (since.calls) cost.push(t("{n} {n|call of an agent|calls of agents}", { n: since.calls }));
       parts.push(t("It cost {cost}.", { cost: cost.join(", ") }));
       if (since.failed) parts.push(t("{n} {n|run|runs} failed.", { n: since.failed }));
-      parts.push(since.alarms ? t("{n} {n|alarm|alarms}.", { n: since.alarms }) : t("No alarms."));
+      const alarms = isFirst ? found.alarms.length : since.alarms;
+      parts.push(alarms ? t("{n} {n|alarm|alarms}.", { n: alarms }) : t("No alarms."));
     }
-    const when = since && !since.is_first ? t("Since you last looked, {time} ago", { time: ago(found.at - since.at) }) : t("So far");
+    const when = !isFirst ? t("Since you last looked, {time} ago", { time: ago(found.at - since.since) }) : t("So far");
     const needs = (found.needs || []).map((one) => el("li", { text: NEEDS[one.kind] ? NEEDS[one.kind](one) : one.kind }));
     this.headline.replaceChildren(
-      el("p", { class: "when" }, since && !since.is_first ? el("button", { class: "quiet", title: t("Start counting from now"), onclick: () => this.markSeen(), text: when + " ✓" }) : when),
+      el("p", { class: "when" }, !isFirst ? el("button", { class: "quiet", title: t("Start counting from now"), onclick: () => this.markSeen(), text: when + " ✓" }) : when),
       el("h1", { text: parts.join(" ") || t("Nothing has run yet.") }),
       needs.length ? el("ul", { class: "needs", "aria-label": t("Needs you") }, ...needs) : el("p", { class: "muted calm", text: t("Nothing needs you.") }),
     );
+  }
+  // The shortest period that has the whole study, up to an hour.
+  usualWindow() {
+    const first = this.app.store.rows.values().next().value;
+    const age = first ? Date.now() / 1000 - first.created : Infinity;
+    return (WINDOWS.find(([seconds]) => Number(seconds) > age || seconds === "3600") || WINDOWS[1])[0];
   }
   markSeen() {
     this.visit.seenAll();
@@ -172,7 +186,7 @@ export class NowPage {
       if (best) tiles.push(tile(t("best so far") + ` · ${study.metric}`, honest(best.mean, best.sd), "best", el("span", {}, runLink(this.app, best.id), ` · n ${best.measured}`), judge ? t("noise of the base: {have} of {needed} runs", { have: judge.floor[0], needed: judge.floor[1] }) : best.measured > 1 ? null : t("one run is a hint")));
     }
     if (judge) {
-      const tests = judge.tests.map((test) => el("span", {}, runLink(this.app, test.run), " " + t("look {look}, {n} runs", { look: test.look, n: test.runs })));
+      const tests = judge.tests.map((test) => el("span", {}, runLink(this.app, test.run), " " + t("look {look}, {n} {n|run|runs}", { look: test.look, n: test.runs })));
       tiles.push(tile(t("under test"), tests.length ? String(tests.length) : t("nothing"), tests.length ? "" : "calm", ...(tests.length ? tests.slice(0, 3) : [judge.sigma === null ? t("the noise is not known yet") : t("noise between seeds: {sd}", { sd: show(judge.sigma, 2) })])));
       if (judge.by === "test") {
         const left = Math.max(0, judge.alpha - judge.spent - judge.reserved);
@@ -377,7 +391,7 @@ export class NowPage {
       one.n || "",
       el("span", {}, one.why, one.flags.length ? el("span", { class: "muted", text: ` (${one.flags.join("; ")})` }) : ""),
     ]);
-    const heads = [{ name: t("when") }, { name: t("run") }, { name: t("verdict") }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: "n", num: true }, { name: t("why") }];
+    const heads = [{ name: t("when") }, { name: t("run") }, { name: t("verdict") }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: "n", num: true }, { name: t("why"), wide: true }];
     this.verdicts.replaceChildren(found.judge ? plainTable(heads, rows, { empty: t("No verdict yet.") }) : el("p", { class: "empty", text: t("This study has no judge.") }));
   }
 }

@@ -15,7 +15,7 @@ export class RecordPage {
     this.body = el("tbody", {});
     this.more = el("button", { text: t("Older events"), onclick: () => this.older() });
     const heads = ["#", t("when"), t("event"), t("run"), t("data"), t("hash")];
-    const table = el("table", { class: "plain events" }, el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col", class: "head", text: name })))), this.body);
+    const table = el("table", { class: "plain events stacked", "aria-label": t("Events") }, el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col", class: "head", text: name })))), this.body);
     const card = panel(t("Events"), el("div", { class: "table-box" }, table), this.more);
     card.querySelector(".bar-top").append(el("div", { class: "controls push" }, this.kind));
     host.append(panel(t("The record"), this.state), card);
@@ -52,7 +52,7 @@ export class RecordPage {
   }
   row(one) {
     const isHere = this.app.study && one.study === this.app.study.name;
-    return el("tr", {}, el("td", { class: "num", text: String(one.seq) }), el("td", { class: "nowrap", text: day(one.at) }), el("td", { class: "nowrap", text: one.kind }), el("td", {}, one.run && isHere ? runLink(this.app, one.run) : one.run || ""), el("td", {}, el("code", { class: "wrap clip", title: one.data, text: one.data })), el("td", {}, el("code", { class: "muted", text: one.hash })));
+    return el("tr", {}, el("td", { class: "num", "data-name": "#", text: String(one.seq) }), el("td", { class: "nowrap", text: day(one.at) }), el("td", { class: "nowrap", text: one.kind }), el("td", {}, one.run && isHere ? runLink(this.app, one.run) : one.run || ""), el("td", { class: "wide" }, el("code", { class: "wrap clip", title: one.data, text: one.data })), el("td", {}, el("code", { class: "muted", text: one.hash })));
   }
   drawState({ head, chain, anchor, path }) {
     if (!head) {

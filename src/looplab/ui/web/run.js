@@ -3,8 +3,8 @@
 import { duration, el, honest, pValue, show, svg } from "../assets/dom.js";
 import { linear } from "../assets/figures.js";
 import { columns, effectText, every, facts, panel, plainTable, problemText, runLink, verdictMark } from "./common.js";
+import { Curves } from "./curves.js";
 import { day, t } from "./i18n.js";
-import { drawCharts } from "./runs.js";
 import { runSteering } from "./steering.js";
 import { get } from "./store.js";
 
@@ -23,11 +23,11 @@ export class RunPage {
     if (this.stop) this.stop();
     if (this.stopLog) this.stopLog();
     if (this.stopCurves) this.stopCurves();
-    for (const chart of this.charts || []) chart.destroy();
+    if (this.charts) this.charts.destroy();
   }
   async show(id) {
     this.destroy();
-    Object.assign(this, { id, charts: [], more: null, allCharts: false, found: null, next: null });
+    Object.assign(this, { id, charts: null, found: null, next: null, logOver: false, curvesOver: false });
     this.head = el("div", { class: "run-title" });
     this.story = el("div", {});
     this.verdict = el("div", {});
@@ -119,7 +119,7 @@ export class RunPage {
         ]),
       );
     }
-    if (replicates.filter((one) => one.value !== null).length > 1) box.append(replicatePlot(replicates, this.app));
+    if (replicates.filter((one) => one.value !== null).length > 1) box.append(replicatePlot(replicates, this.app, this.verdict.clientWidth - 28));
     this.verdict.replaceChildren(box);
   }
   drawConfig() {
@@ -155,7 +155,7 @@ export class RunPage {
     if (key === this.filesKey) return;
     this.filesKey = key;
     const view = el("div", {});
-    const list = el("ul", { class: "files" }, ...files.map((one) => el("li", {}, el("button", { class: "quiet link", text: one.name, onclick: () => this.openFile(one.name, view) }), el("span", { class: "muted small", text: ` ${bytes(one.bytes)}` }))));
+    const list = el("ul", { class: "files" }, ...files.map((one) => el("li", {}, this.app.isExport ? one.name : el("button", { class: "quiet link", text: one.name, onclick: () => this.openFile(one.name, view) }), el("span", { class: "muted small", text: ` ${bytes(one.bytes)}` }))));
     const card = panel(t("Files"), files.length ? list : el("p", { class: "muted", text: t("no files yet") }), view);
     this.files.replaceChildren(card);
   }
@@ -178,9 +178,10 @@ export class RunPage {
   }
   async askCurves() {
     if (this.curvesOver) return;
-    const found = await get("curves", { study: this.app.study.name, runs: this.id, points: 600 });
-    this.curvesOver = this.isOver;
-    drawCharts(this, this.curves, found, { smooth: 0.02, legend: false });
+    const isOver = this.isOver;
+    if (!this.charts) this.charts = new Curves(this.curves, this.app, { smooth: 0.02, legend: false });
+    await this.charts.ask({ runs: this.id });
+    this.curvesOver = isOver;
   }
 }
 
@@ -194,14 +195,43 @@ export async function showFile(view, address, name) {
   const kind = response.headers.get("content-type") || "";
   const title = el("p", { class: "small" }, el("b", { text: name }));
   if (response.ok && kind.startsWith("image/")) view.replaceChildren(title, el("img", { src: address, alt: name, class: "shown" }));
-  else if (response.ok) view.replaceChildren(title, el("pre", { class: "log", text: await response.text() }));
+  else if (response.ok && name.endsWith(".csv")) view.replaceChildren(title, csvTable(await response.text()));
+  else if (response.ok) view.replaceChildren(title, el("pre", { class: "log", tabindex: 0, "aria-label": name, text: await response.text() }));
   else view.replaceChildren(title, el("p", { class: "muted", text: ((await response.json().catch(() => null)) || {}).error || `HTTP ${response.status}` }));
 }
 
+const MAX_ROWS = 200;
+
+// The first rows of a CSV file as a table; numbers on the right, with four digits.
+export function csvTable(text) {
+  const lines = csvRows(text).filter((cells) => cells.some((cell) => cell.trim()));
+  const [head = [], ...rows] = lines;
+  const isNumber = (cell) => cell !== undefined && cell.trim() !== "" && Number.isFinite(Number(cell));
+  const heads = head.map((name, place) => ({ name, num: rows.some((cells) => isNumber(cells[place])) }));
+  const shown = rows.slice(0, MAX_ROWS).map((cells) => head.map((_, place) => (isNumber(cells[place]) ? show(Number(cells[place])) : cells[place] ?? "")));
+  const more = rows.length > shown.length ? el("p", { class: "muted small", text: t("{n} of {m} rows", { n: shown.length, m: rows.length }) }) : "";
+  return el("div", {}, plainTable(heads, shown), more);
+}
+
+function csvRows(text) {
+  const rows = [[""]];
+  let isQuoted = false;
+  for (const [place, letter] of [...text].entries()) {
+    const row = rows[rows.length - 1];
+    if (letter === '"') {
+      isQuoted = !isQuoted;
+      if (isQuoted && text[place - 1] === '"') row[row.length - 1] += letter;
+    } else if (letter === "," && !isQuoted) row.push("");
+    else if (letter === "\n" && !isQuoted) rows.push([""]);
+    else if (letter !== "\r") row[row.length - 1] += letter;
+  }
+  return rows;
+}
+
 // The values of this config and of its rival, by seed: pairs are joined by a line.
-function replicatePlot(replicates, app) {
+function replicatePlot(replicates, app, space) {
   const measured = replicates.filter((one) => one.value !== null);
-  const [width, height, left, top] = [420, 150, 54, 12];
+  const [width, height, left, top] = [Math.max(260, Math.min(560, space || 420)), 150, 54, 12];
   const values = measured.map((one) => one.value);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const room = (high - low || Math.abs(high) || 1) * 0.08;

@@ -4,7 +4,8 @@ import { LineChart } from "../assets/charts.js";
 import { Focus, duration, el, honest, show, tick } from "../assets/dom.js";
 import { Parallel } from "../assets/figures.js";
 import { Table, parseFilter } from "../assets/table.js";
-import { columns, every, panel, plainTable } from "./common.js";
+import { columns, every, panel, plainTable, problemText, runLink } from "./common.js";
+import { Curves } from "./curves.js";
 import { day, t } from "./i18n.js";
 import { get } from "./store.js";
 
@@ -24,7 +25,10 @@ export class RunsPage {
     const card = panel(t("Runs"), this.tableHost);
     card.querySelector(".bar-top").append(this.count, el("div", { class: "controls push" }, this.clear, this.search, this.fold, this.choose));
     this.knobCard = el("div", {});
-    host.append(card, this.compared, this.knobCard);
+    this.belief = new BeliefCard(app);
+    host.append(card, this.compared, this.knobCard, this.belief.node);
+    const zoom = (query.get("zoom") || "").split(",").map(Number);
+    this.zoom = zoom.length === 2 && zoom.every(Number.isFinite) && zoom[0] < zoom[1] ? zoom : null;
     this.wanted = { sort: query.get("sort"), down: query.get("down") === "1", columns: query.get("cols"), select: query.get("select") };
     if (app.store.rows.size || app.store.heard) this.build();
     this.focus = new Focus();
@@ -32,7 +36,8 @@ export class RunsPage {
   }
   destroy() {
     if (this.stopCompare) this.stopCompare();
-    for (const chart of this.charts || []) chart.destroy();
+    if (this.curves) this.curves.destroy();
+    this.belief.destroy();
   }
   get isFolded() {
     return this.fold.querySelector("input").checked;
@@ -42,14 +47,15 @@ export class RunsPage {
     if (changed.length) {
       const shown = this.isFolded ? [...new Set(changed.map((row) => this.app.store.rows.get(row.lead) || row))] : changed;
       this.table.update(shown);
-      this.showCount();
     }
+    if (changed.length || this.isReading) this.showCount();
     return null;
   }
   columns() {
     const { store, study } = this.app;
     const sign = study.goal === "max";
     const metric = study.metric;
+    const knobNames = new Set(store.knobs.map((key) => shortName(key, store.knobs)));
     const value = (row) => (row.lead === row.id && this.isFolded ? row.mean : row.objective) ?? (row.state === "running" ? (row.metrics[0] ?? null) : null);
     const columns = [
       { key: "run", name: t("run"), get: (row) => row.id, sort: (row) => row.n, narrow: true, width: 104 },
@@ -60,7 +66,7 @@ export class RunsPage {
       { key: "parent", name: t("from"), get: (row) => row.parent || row.base || "", width: 104, hidden: true },
       { key: "time", name: t("time"), num: true, get: (row) => this.seconds(row) === null ? "" : duration(this.seconds(row)), sort: (row) => this.seconds(row), width: 74 },
       ...store.knobs.map((key, place) => ({ key, name: shortName(key, store.knobs), title: key, num: true, get: (row) => (row.knobs[place] === undefined || row.knobs[place] === null ? "" : show(row.knobs[place])), sort: (row) => row.knobs[place] ?? null, hidden: place >= 14 })),
-      ...store.metrics.map((name, place) => ({ key: `m:${name}`, name, title: t("last value of {name}", { name }), num: true, get: (row) => (row.metrics[place] === undefined || row.metrics[place] === null ? "" : show(row.metrics[place])), sort: (row) => row.metrics[place] ?? null, hidden: place === 0 || place > 6, down: true })),
+      ...store.metrics.map((name, place) => ({ key: `m:${name}`, name: knobNames.has(name) ? t("{name} (last)", { name }) : name, title: t("last value of {name}", { name }), num: true, get: (row) => (row.metrics[place] === undefined || row.metrics[place] === null ? "" : show(row.metrics[place])), sort: (row) => row.metrics[place] ?? null, hidden: place === 0 || place > 6, down: true })),
       { key: "reason", name: t("why"), get: (row) => row.reason, width: 380 },
       { key: "round", name: t("round"), num: true, get: (row) => String(row.round), sort: (row) => row.round, hidden: true, width: 62 },
       { key: "role", name: t("role"), get: (row) => t(row.role), hidden: true, width: 96 },
@@ -140,7 +146,8 @@ export class RunsPage {
   showCount() {
     const [shown, all] = [this.table.view.length, this.rows().length];
     const text = shown === all ? t("{n} {n|row|rows}", { n: all }) : t("{n} of {m} rows", { n: shown, m: all });
-    this.count.textContent = text + (this.app.store.state.complete ? "" : ` · ${t("reading configs …")}`);
+    this.isReading = !this.app.store.state.complete;
+    this.count.textContent = text + (!this.isReading ? "" : ` · ${t("reading configs …")}`);
   }
 
   // -- the chosen runs
@@ -152,20 +159,20 @@ export class RunsPage {
     this.clear.hidden = !chosen.length;
     this.keepState();
     if (this.stopCompare) this.stopCompare();
-    for (const chart of this.charts || []) chart.destroy();
-    this.charts = [];
-    Object.assign(this, { more: null, allCharts: false, drawn: null });
+    if (this.curves) this.curves.destroy();
+    Object.assign(this, { curves: null, drawn: null });
     this.compared.replaceChildren();
     if (!chosen.length) return;
     this.curveBox = el("div", { class: "small-multiples" });
     this.diffBox = el("div", {});
     const curves = panel(t("Curves"), this.curveBox);
-    const smooth = el("input", { type: "range", min: 0, max: 0.3, step: 0.01, value: 0.03, "aria-label": t("smoothing"), oninput: () => this.charts.forEach((chart) => chart.set({ smooth: Number(smooth.value) })) });
-    const logY = tick(t("log y"), (on) => this.charts.forEach((chart) => chart.set({ log: on })));
-    const logX = tick(t("log x"), (on) => this.charts.forEach((chart) => chart.set({ logX: on })));
+    const smooth = el("input", { type: "range", min: 0, max: 0.3, step: 0.01, value: 0.03, "aria-label": t("smoothing"), oninput: () => this.curves.set({ smooth: Number(smooth.value) }) });
+    const logY = tick(t("log y"), (on) => this.curves.set({ log: on }));
+    const logX = tick(t("log x"), (on) => this.curves.set({ logX: on }));
     const seeds = tick(t("seeds apart"), () => this.compareCurves());
-    Object.assign(this, { smooth, seeds, logX, logY });
+    this.seeds = seeds;
     curves.querySelector(".bar-top").append(el("div", { class: "controls push" }, el("label", {}, t("smoothing"), smooth), logY, logX, seeds));
+    this.curves = new Curves(this.curveBox, this.app, { smooth: Number(smooth.value), zoom: this.zoom, onzoom: (range) => this.keepZoom(range) });
     this.compared.append(curves, panel(t("Differences of the configs, and metrics"), this.diffBox));
     this.askDiff();
     this.stopCompare = every(2000, () => this.compareCurves());
@@ -182,9 +189,12 @@ export class RunsPage {
     const isLive = ids.some((id) => (this.app.store.rows.get(id) || {}).state === "running");
     const key = ids.join() + this.seeds.querySelector("input").checked;
     if (key === this.drawn && !isLive) return;
-    const found = await get("curves", { study: this.app.study.name, runs: ids.slice(0, 40).join(","), points: 500, seeds: this.seeds.querySelector("input").checked ? 1 : null });
     this.drawn = key;
-    drawCharts(this, this.curveBox, found, { smooth: Number(this.smooth.value), log: this.logY.querySelector("input").checked, logX: this.logX.querySelector("input").checked });
+    await this.curves.ask({ runs: ids.slice(0, 40).join(","), seeds: this.seeds.querySelector("input").checked ? 1 : null });
+  }
+  keepZoom(range) {
+    this.zoom = range;
+    this.app.keep({ zoom: range ? range.map((one) => Number(one.toPrecision(6))).join(",") : null });
   }
   async askDiff() {
     const chosen = this.selected;
@@ -250,6 +260,74 @@ export class RunsPage {
   }
 }
 
+// What the model of the search predicts along each knob, the others as in the config that it believes in. Asked for by
+// a click, since the model is fitted anew for it.
+class BeliefCard {
+  constructor(app) {
+    Object.assign(this, { app, charts: [] });
+    this.ask = el("button", { text: t("Ask the model"), onclick: () => this.load() });
+    this.note = el("p", { class: "muted small", role: "status", text: t("What the model of the search predicts along each knob, and how sure it is.") });
+    this.plots = el("div", { class: "small-multiples" });
+    this.node = panel(t("What the model believes"), this.note, this.plots);
+    this.node.querySelector(".bar-top").append(el("div", { class: "controls push" }, this.ask));
+    this.node.hidden = !app.study.metric || app.isExport;
+  }
+  destroy() {
+    for (const chart of this.charts) chart.destroy();
+    this.charts = [];
+  }
+  async load() {
+    this.ask.disabled = true;
+    this.note.textContent = t("The model is being fitted …");
+    try {
+      this.draw((await get("slices", { study: this.app.study.name })).belief);
+    } catch (error) {
+      this.note.textContent = problemText(error);
+    }
+    this.ask.disabled = false;
+    this.ask.textContent = t("Ask again");
+  }
+  draw(belief) {
+    this.destroy();
+    this.plots.replaceChildren();
+    if (!belief) {
+      this.note.textContent = t("There is no model yet: too few configs are measured, or no knob can be searched.");
+      return;
+    }
+    const { metric } = this.app.study;
+    this.note.replaceChildren(t("{metric} along each knob, the others as in {run}, the config that the model believes in; mean and 95 % interval without the noise of a run, from {n} configs. Dots: measured configs, whose other knobs differ.", { metric, run: belief.run, n: belief.points }), " ", runLink(this.app, belief.run, t("Open it")));
+    const { store } = this.app;
+    const leads = [...store.rows.values()].filter((row) => row.lead === row.id && row.mean !== null && row.mean !== undefined);
+    for (const slice of belief.slices) {
+      const figure = el("div", {});
+      const place = store.knobs.indexOf(slice.path);
+      const measured = place < 0 ? [] : leads.map((row) => [row.knobs[place], row.mean]).filter(([x]) => x !== null && x !== undefined);
+      const title = el("figcaption", {}, shortName(slice.path, store.knobs), el("span", { class: "muted", text: ` ${t("{n} % of the predicted variance", { n: Math.round(100 * slice.importance) })}` }));
+      this.plots.append(el("figure", { class: "multiple", title: slice.path }, title, figure));
+      if (slice.number) this.drawLine(figure, slice, measured);
+      else figure.append(plainTable([{ name: t("value") }, { name: t("predicted"), num: true }, { name: t("95 % interval"), num: true }], slice.values.map((value, i) => [el("code", { class: value === slice.at ? "changed" : null, text: String(value) }), show(slice.mean[i], 4), `${show(slice.low[i], 4)} … ${show(slice.high[i], 4)}`])));
+    }
+  }
+  drawLine(host, slice, measured) {
+    const chart = new LineChart(host, { label: t("predicted {metric} along {knob}", { metric: this.app.study.metric, knob: slice.path }), height: 190, across: slice.path, legend: false, clip: false, logX: slice.log, range: beliefRange(slice) });
+    this.charts.push(chart);
+    const dots = measured.filter(([x]) => typeof x === "number" && (!slice.log || x > 0)).sort((a, b) => a[0] - b[0]);
+    const inRange = dots.filter(([x]) => x >= slice.values[0] && x <= slice.values[slice.values.length - 1]);
+    chart.setSeries([
+      { id: "mean", name: t("predicted"), colour: "c0", x: slice.values, y: slice.mean, low: slice.low, high: slice.high },
+      ...(inRange.length ? [{ id: "measured", name: t("measured"), colour: "c1", dots: true, x: inRange.map(([x]) => x), y: inRange.map(([, y]) => y) }] : []),
+    ]);
+  }
+}
+
+// The y axis of a slice: the mean and what is near it; where nothing was measured, the interval may be very wide.
+function beliefRange({ mean, low, high }) {
+  const widths = high.map((one, i) => one - low[i]).sort((a, b) => a - b);
+  const [least, most] = [Math.min(...mean), Math.max(...mean)];
+  const room = Math.max(most - least, widths[Math.floor(widths.length / 2)]) || Math.abs(most) * 0.05 || 1;
+  return [Math.max(Math.min(...low), least - room), Math.min(Math.max(...high), most + room)];
+}
+
 export function shortName(key, keys) {
   const parts = key.split(".");
   for (let length = 1; length <= parts.length; length += 1) {
@@ -258,42 +336,3 @@ export function shortName(key, keys) {
   }
   return key;
 }
-
-// One chart per metric, on linked cursors; charts keep their zoom while data is updated.
-export function drawCharts(owner, host, found, options) {
-  owner.charts = owner.charts || [];
-  owner.byMetric = owner.charts.length ? owner.byMetric : new Map();
-  const limit = owner.allCharts ? found.charts.length : 6;
-  found.charts.slice(0, limit).forEach((data) => {
-    let chart = owner.byMetric.get(data.metric);
-    if (!chart) {
-      const plot = el("div", {});
-      host.append(el("figure", { class: "multiple" }, el("figcaption", { text: data.metric }), plot));
-      chart = new LineChart(plot, { label: data.metric, height: 220, across: t("step"), sync: "curves", legend: true, clip: true, ...options });
-      owner.byMetric.set(data.metric, chart);
-      owner.charts.push(chart);
-    }
-    chart.setSeries(
-      data.series.map((series, place) => ({
-        id: series.run,
-        name: series.runs > 1 ? t("{run} ({n} seeds)", { run: series.run, n: series.runs }) : series.run,
-        colour: `c${place % 8}`,
-        dash: place >= 8 ? [4, 3] : undefined,
-        x: data.x,
-        y: series.mean,
-        low: series.low,
-        high: series.high,
-      })),
-    );
-  });
-  if (!found.charts.length && !owner.charts.length) host.replaceChildren(el("p", { class: "empty", text: t("These runs have no curves.") }));
-  if (found.charts.length > limit && !owner.more) {
-    owner.more = el("button", { text: t("{n} more metrics", { n: found.charts.length - limit }), onclick: () => {
-      owner.allCharts = true;
-      owner.more.remove();
-      drawCharts(owner, host, found, options);
-    } });
-    host.after(owner.more);
-  }
-}
-

@@ -6,6 +6,8 @@
 //   store.rows: Map of id → row; a row has the columns of the server, `knobs`, `metrics` and, of a first run, `group`
 //   mean(row), spread(row), measured(row)              over the runs of a config
 
+import { SNAPSHOT, snapshotAnswer } from "./snapshot.js";
+
 const VISIBLE_MS = 500;
 const HIDDEN_MS = 10000;
 const SLOWEST_MS = 30000;
@@ -32,6 +34,7 @@ async function answerOf(response) {
 
 export async function get(name, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined);
+  if (SNAPSHOT) return snapshotAnswer(name, Object.fromEntries(given));
   return answerOf(await fetch(`api/${name}?${new URLSearchParams(given)}`, { credentials: "same-origin" }));
 }
 
@@ -98,7 +101,7 @@ export class Store {
     }
     this.asking = false;
     const pause = document.visibilityState === "visible" ? this.wait : Math.max(HIDDEN_MS, this.wait);
-    if (this.running) this.timer = setTimeout(() => this.poll(), pause);
+    if (this.running && !SNAPSHOT) this.timer = setTimeout(() => this.poll(), pause);
   }
   take(found) {
     if (found.fresh) {

@@ -23,8 +23,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Layers = Annotated[list[int | float], Field(min_length=1)]
-Variant = Literal["esm", "no_memory", "no_probing", "random_direction", "shuffled_retrieval", "mean_vector"]
 Ablation = Literal["no_memory", "no_probing", "random_direction", "shuffled_retrieval", "mean_vector"]
+Variant = Literal["esm", Ablation]
 Stage = Literal["mine", "select", "memory", "eval"]
 
 RENAMED = {("online", "k"): "k_retrieve", ("online", "alpha_mult"): "k_scale"}
@@ -68,13 +68,13 @@ class ModelSettings(ConfigSection):
     max_model_len: Count = 8192
     """Maximum length of prompt plus answer, in tokens."""
     max_num_seqs: Count = 64
-    """vLLM only: maximum number of sequences per batch."""
+    """Maximum number of sequences that are computed at once; lower this if memory runs out."""
 
 
 class GeneratorSettings(ConfigSection):
     """Settings of generated tasks: `tiny` and `reasoning-gym/<task>`."""
 
-    kind: Literal["steerable", "slips", "addition1", "addition2"] = "steerable"
+    kind: Literal["steerable", "opposed", "slips", "addition1", "addition2", "habits"] = "steerable"
     """`tiny` only: the task."""
     n_train: Natural = 160
     n_dev: Natural = 160
@@ -85,9 +85,47 @@ class GeneratorSettings(ConfigSection):
     """`reasoning-gym` only: options of the generator, such as {min_terms: 2, max_terms: 3}."""
 
 
+class SourceSettings(ConfigSection):
+    """A dataset in your own files: where they are, and which keys of a row are what.
+
+    A key is the name of a column. Dots lead into nested rows (`data.question`); `a|b` is the one that a row has.
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    """Below task.data_root: a .jsonl, .json, .csv, .tsv, .parquet or .arrow file; `{split}` in it: one file per split;
+    or a folder with files per split, or saved by `datasets`."""
+    grader: Literal["number", "math", "choice", "yes_no", "exact"]
+    """How answers are extracted and compared."""
+    question: str = "question"
+    answer: str = "answer"
+    """For `choice`, the label, letter, text or index (from 0) of the right one. A solution that ends with `#### answer`
+    or \\boxed{answer} is accepted as well."""
+    choices: str | list[str] | None = None
+    """For `choice`: key of the choices, or one key for each."""
+    solution: str | None = None
+    """Key of a reference solution, for offline_mine.pos_source."""
+    id: str | None = None
+    """Key of an identifier; null: split and index of the row."""
+    family: str | None = None
+    """Key of a group of similar questions that must stay in one split."""
+    split: str | None = None
+    """Key of the split if one file contains several; null: `split`, if the rows have it."""
+
+    @model_validator(mode="after")
+    def _has_choices(self) -> SourceSettings:
+        if (self.grader == "choice") != (self.choices is not None):
+            raise ValueError("`choices` goes with `grader: choice`, and only with it")
+        return self
+
+
 class TaskSettings(ConfigSection):
     dataset: str
-    """gsm8k, arc-c, svamp, strategyqa, math500, aime_2024, reasoning-gym/<task> or tiny."""
+    """A published dataset: gsm8k, svamp, math, math500, aime_2024, aime25, amc23, strategyqa, arc-c, openbookqa,
+    commonsense_qa; a name in `sources`; or a generated one: reasoning-gym/<task> or tiny."""
+    train_dataset: str | None = None
+    """Mine and tune on another dataset, and evaluate on all of `dataset`; null: the same."""
+    sources: dict[str, SourceSettings] = {}
+    """Datasets of your own, by name. A name of a published dataset replaces it."""
     data_root: str = "datasets"
     """Folder that contains one folder per dataset."""
     train_split: str = "train"
@@ -111,7 +149,9 @@ class TaskSettings(ConfigSection):
 
     @model_validator(mode="after")
     def _three_parts(self) -> TaskSettings:
-        names = [name for name in (self.train_split, self.dev_split, self.eval_split) if name is not None]
+        apart = self.train_dataset not in (None, self.dataset)
+        names = [self.train_split, self.dev_split, None if apart else self.eval_split]
+        names = [name for name in names if name is not None]
         if len(set(names)) < len(names):
             raise ValueError(
                 "train_split, dev_split and eval_split must be different: questions used for mining or tuning are not "
@@ -122,7 +162,7 @@ class TaskSettings(ConfigSection):
 
 class PromptSettings(ConfigSection):
     template: str = "gsm8k_0shot"
-    """See prompts.py."""
+    """A name in prompts.py; `auto`: by the grader of the dataset; or a text with {question} (and {choices})."""
     chat: bool = False
     """Apply the model's chat template."""
 
@@ -200,6 +240,8 @@ class OnlineSettings(ConfigSection):
     L: Natural = 2
     """Number of retrieved entries that are probed, besides null."""
     probe_tokens: Count = 8
+    probe_rule: Literal["score", "rank"] = "score"
+    """`score`: candidates and null are compared by score, probes included. `rank`: probes only rank the candidates."""
     beta: NotNegative = 1.0
     """Score = beta * A + rho * (logprob - logprob of null)."""
     rho: NotNegative = 0.1
@@ -229,10 +271,18 @@ class OnlineSettings(ConfigSection):
 class EvalSettings(ConfigSection):
     split: Literal["dev", "test"] = "dev"
     """Tune on dev; evaluate on test once."""
-    methods: Annotated[list[Literal["greedy", "esm"]], Field(min_length=1)] = ["greedy", "esm"]
+    methods: Annotated[list[Literal["greedy", "esm", "majority", "prompt"]], Field(min_length=1)] = ["greedy", "esm"]
+    """`majority` votes among sampled answers (self-consistency); `prompt` is greedy with `prompt_line`."""
     ablations: list[Ablation] = []
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
     """Seeds of everything random: sampling, random directions, shuffling."""
+    vote_samples: Annotated[int, Field(ge=2)] = 5
+    """`majority`: answers per question."""
+    vote_temperature: Positive = 0.8
+    prompt_line: str = ""
+    """`prompt`: one line that is added to every question."""
+    own: dict[Literal["esm", Ablation], dict[str, Any]] = {}
+    """Settings of `online` that a method has for itself: `{mean_vector: {layers: [2], k_scale: 4.0}}`."""
     artifact_run_dir: str | None = None
     """Use the memory of this run folder; `outputs/<run_name>/latest` follows LATEST."""
     bootstrap: Natural = 2000
@@ -251,6 +301,7 @@ class SuiteDataset(ConfigSection):
 
     name: str
     """As task.dataset."""
+    train_dataset: str | None = None
     label: str | None = None
     """Suffix of the run name; null: the name."""
     prompt_template: str | None = None
@@ -325,6 +376,13 @@ class EsmSettings(ConfigSection):
                 place = place.setdefault(part, {})
             place[last] = value
         return parse_settings(plain)
+
+    def own(self) -> dict[str, EsmSettings]:
+        """Return the settings of the methods in `eval.own`."""
+        return {
+            name: self.changed({f"online.{key}": value for key, value in changes.items()})
+            for name, changes in self.eval.own.items()
+        }
 
     def members(self) -> list[EsmSettings]:
         """Return the settings of each dataset of the suite, as single experiments."""

@@ -2,57 +2,33 @@
 
 No two splits share a question (compared ignoring case, spacing and trailing punctuation). Datasets without splits are
 split by a seeded hash of the question, so neither the order of a file nor a sample size moves a question from one split
-to another. If published files share a few questions, these stay in test and are dropped from train and dev, with a
-note; if they share many, that is an error.
+to another. With `task.train_dataset`, train and dev come from one dataset and test is all of another. If published
+files share a few questions, these stay in test and are dropped from train and dev, with a note; if they share many,
+that is an error.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from looplab.errors import LabError
 
 from .config import TaskSettings
+from .example import LETTERS, Example, Kind
+from .grading import number
+from .sources import PUBLISHED, Dataset, in_segments, read_splits
 
-Kind = Literal["number", "choice", "math", "yesno"]
+__all__ = ["LETTERS", "PUBLISHED", "Example", "Kind", "Splits", "check_disjoint", "load_split", "splits"]
+
 SplitName = Literal["train", "dev", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = ("train", "dev", "test")
-LETTERS = "ABCDEFGHIJ"
 MAX_OVERLAP = 0.02
 """Maximum fraction of questions that published files may share; more is an error in the files."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One question."""
-
-    id: str
-    """Unique in its dataset; `test-12` is row 12 of the file `test`, counted from 0."""
-    question: str
-    gold: str
-    """The correct answer: a number, a letter, LaTeX, or yes/no."""
-    kind: Kind
-    """How answers are extracted and compared."""
-    choices: tuple[str, ...] = ()
-    """For `choice`: the options A, B, C …"""
-    solution: str | None = None
-    """Reference solution in segments, ending with the answer, if the dataset has one."""
-    family: str = ""
-    """Questions that vary one story have the same family, and stay in one split."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the question, ignoring case, spacing and trailing punctuation."""
-        words = " ".join(self.question.casefold().split()).rstrip(" .:?!")
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -64,18 +40,6 @@ class Splits:
     test: list[Example]
     notes: tuple[str, ...] = ()
     """Notes for the user, such as dropped questions."""
-
-
-@dataclass(frozen=True)
-class DatasetSource:
-    """Files and format of a published dataset."""
-
-    file: str
-    """File name with `{split}`; without it, one file contains all questions."""
-    example: Callable[[Mapping[str, Any], str], Example]
-    """Converts a row and a default id to an example."""
-    origin: str
-    """Where to get it."""
 
 
 def load_split(task: TaskSettings, split: SplitName) -> list[Example]:
@@ -91,18 +55,29 @@ def load_split(task: TaskSettings, split: SplitName) -> list[Example]:
 
 def splits(task: TaskSettings) -> Splits:
     """Return all three splits, in the requested sizes, without shared questions."""
-    name, _, kind = task.dataset.partition("/")
-    if task.dataset == "tiny":
-        found = _tiny(task)
-    elif name == "reasoning-gym" and kind:
-        found = _reasoning_gym(task, kind)
-    elif task.dataset in SOURCES:
-        found = _published(task, SOURCES[task.dataset])
+    notes: list[str] = []
+    mined = task.train_dataset or task.dataset
+    if mined == task.dataset:
+        pools = _pools(task, mined, [task.train_split, task.dev_split, task.eval_split], notes)
+        if set(pools) == {"all"}:
+            train, test = _split_off(pools["all"], task.test_fraction, task.split_seed, "test")
+            pools = {"train": train, "test": test}
+            note = "to evaluate all of it, mine another dataset: task.train_dataset"
+            notes.append(f"{mined} is one file; its questions were divided by their hash ({note})")
+        train, dev = _pick(task, "train_split", mined, pools), _pick_dev(task, mined, pools)
+        test = _pick(task, "eval_split", mined, pools)
     else:
-        names = [*SOURCES, "reasoning-gym/gsm_symbolic", "tiny"]
-        near = difflib.get_close_matches(task.dataset, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
-        raise LabError(f"unknown dataset {task.dataset!r} in task.dataset", hint=hint)
+        pools = _pools(task, mined, [task.train_split, task.dev_split], notes)
+        train, dev = _pick(task, "train_split", mined, pools), _pick_dev(task, mined, pools)
+        test = _pick(task, "eval_split", task.dataset, _pools(task, task.dataset, [task.eval_split], notes))
+    names = f"{mined} {task.train_split}", f"{mined} {task.dev_split or 'dev'}", f"{task.dataset} {task.eval_split}"
+    train = _drop_shared(train, names[0], test, names[2], notes)
+    if dev is None:
+        train, dev = _split_off(train, task.dev_fraction, task.split_seed, "dev")
+    else:
+        dev = _drop_shared(dev, names[1], test, names[2], notes)
+        train = _drop_shared(train, names[0], dev, names[1], notes)
+    found = Splits(train, dev, test, tuple(notes))
     check_disjoint(found)
     most_dev = task.max_dev_examples or task.max_eval_examples
     return Splits(
@@ -111,6 +86,58 @@ def splits(task: TaskSettings) -> Splits:
         _sample(found.test, task.max_eval_examples, task.split_seed),
         found.notes,
     )
+
+
+def _pools(task: TaskSettings, name: str, wanted: Sequence[str | None], notes: list[str]) -> dict[str, list[Example]]:
+    """Return the questions of a dataset by split; of one file without splits, as `all`."""
+    generator, _, kind = name.partition("/")
+    if name in task.sources:
+        dataset = Dataset(name=name, source=task.sources[name])
+    elif name in PUBLISHED:
+        dataset = PUBLISHED[name]
+    elif name == "tiny":
+        return _tiny(task)
+    elif generator == "reasoning-gym" and kind:
+        return _reasoning_gym(task, kind)
+    else:
+        names = [*task.sources, *PUBLISHED, "reasoning-gym/gsm_symbolic", "tiny"]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}, or add it to task.sources"
+        key = "dataset" if name == task.dataset else "train_dataset"
+        raise LabError(f"unknown dataset {name!r} in task.{key}", hint=hint)
+    return read_splits(dataset, Path(task.data_root), [split for split in wanted if split is not None], notes)
+
+
+def _pick(task: TaskSettings, key: str, dataset: str, pools: Mapping[str, list[Example]]) -> list[Example]:
+    """Return the split that the task names; a file without splits is used whole."""
+    name = getattr(task, key)
+    if name in pools:
+        return pools[name]
+    if set(pools) == {"all"} and name in ("train", "test"):
+        return pools["all"]
+    raise LabError(
+        f"task.{key} is {name!r}, but {dataset} has {' and '.join(pools) if set(pools) != {'all'} else 'no splits'}",
+        hint="omit dev_split to split the training questions" if key == "dev_split" else None,
+    )
+
+
+def _pick_dev(task: TaskSettings, dataset: str, pools: Mapping[str, list[Example]]) -> list[Example] | None:
+    """Return the dev questions; None if they are to be split off the training questions."""
+    if task.dev_split is not None:
+        return _pick(task, "dev_split", dataset, pools)
+    if not _generated(dataset) or dataset in task.sources:
+        return None
+    keys = ("train_split", "eval_split") if dataset == task.dataset else ("train_split",)
+    used = [key for key in keys if getattr(task, key) == "dev"]
+    if used:
+        raise LabError(
+            f"task.{used[0]} is 'dev', which {dataset} has for tuning", hint="set task.dev_split to another split"
+        )
+    return pools["dev"]
+
+
+def _generated(dataset: str) -> bool:
+    return dataset == "tiny" or dataset.startswith("reasoning-gym/")
 
 
 def check_disjoint(parts: Splits) -> None:
@@ -159,29 +186,6 @@ def _split_off(
     )
 
 
-# ---------------------------------------------------------------------------------------------- published files
-
-
-def _published(task: TaskSettings, source: DatasetSource) -> Splits:
-    folder = Path(task.data_root) / task.dataset
-    if "{split}" in source.file:
-        names = [name for name in (task.train_split, task.dev_split, task.eval_split) if name is not None]
-        pools = {name: _read(folder, source, name) for name in names}
-    else:
-        pools = _divide_file(task, folder, source)
-        _check_split_names(task, tuple(pools))
-    train, test = pools[task.train_split], pools[task.eval_split]
-    notes: list[str] = []
-    if task.dev_split is not None:
-        dev = _drop_shared(pools[task.dev_split], task.dev_split, test, task.eval_split, notes)
-        train = _drop_shared(train, task.train_split, dev, task.dev_split, notes)
-        train = _drop_shared(train, task.train_split, test, task.eval_split, notes)
-    else:
-        train = _drop_shared(train, task.train_split, test, task.eval_split, notes)
-        train, dev = _split_off(train, task.dev_fraction, task.split_seed, "dev")
-    return Splits(train, dev, test, tuple(notes))
-
-
 def _drop_shared(
     examples: list[Example], name: str, kept: list[Example], kept_name: str, notes: list[str]
 ) -> list[Example]:
@@ -191,184 +195,52 @@ def _drop_shared(
         return examples
     mine, theirs = pairs[0]
     seen = f"{len(pairs)} of {len(examples)} questions of {name} are also in {kept_name}"
-    if len(pairs) > MAX_OVERLAP * min(len(examples), len(kept)):
+    # The stem of a multiple-choice question may recur with other choices.
+    same = [pair for pair in pairs if set(pair[0].choices) == set(pair[1].choices)]
+    if len(same) > MAX_OVERLAP * min(len(examples), len(kept)):
         raise LabError(
             f"{seen}, the first {mine.id} = {theirs.id}: {mine.question[:80]!r}",
-            hint="these are not two splits; check the files, and task.train_split, dev_split and eval_split",
+            hint="questions used for mining or tuning must not be in test; check the files, and the splits in `task`",
         )
     notes.append(f"{seen} and were dropped from {name}: {', '.join(f'{a.id} = {b.id}' for a, b in pairs)}")
     dropped = {mine.id for mine, _ in pairs}
     return [example for example in examples if example.id not in dropped]
 
 
-def _divide_file(task: TaskSettings, folder: Path, source: DatasetSource) -> dict[str, list[Example]]:
-    """Split one file by the rows' `split` field, or by the hash of the question."""
-    path = _find(folder, source.file, source)
-    rows = list(_rows(path))
-    examples = [_example(source, row, f"{path.stem}-{i}", path, i) for i, row in enumerate(rows)]
-    given = [next((str(row[key]) for key in row if key.lower() == "split"), None) for row in rows]
-    if any(given):
-        pools: dict[str, list[Example]] = {}
-        for name, example in zip(given, examples, strict=True):
-            pools.setdefault(name or "", []).append(example)
-        return pools
-    train, test = _split_off(examples, task.test_fraction, task.split_seed, "test")
-    return {"train": train, "test": test}
-
-
-def _check_split_names(task: TaskSettings, names: tuple[str, ...]) -> None:
-    """Raise LabError if the task refers to other splits."""
-    for key in ("train_split", "dev_split", "eval_split"):
-        name = getattr(task, key)
-        if name is not None and name not in names:
-            raise LabError(
-                f"task.{key} is {name!r}, but {task.dataset} has {' and '.join(names)}",
-                hint="omit dev_split to split the training questions" if key == "dev_split" else None,
-            )
-
-
-def _read(folder: Path, source: DatasetSource, split: str) -> list[Example]:
-    path = _find(folder, source.file.format(split=split), source)
-    return [_example(source, row, f"{split}-{i}", path, i) for i, row in enumerate(_rows(path))]
-
-
-def _find(folder: Path, name: str, source: DatasetSource) -> Path:
-    found = sorted(folder.rglob(name)) if "*" in name else [path for path in (folder / name,) if path.is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise LabError(f"several files match {name}: {', '.join(map(str, found))}", hint="keep one", file=folder)
-    raise LabError(
-        f"data not found: {folder / name}",
-        hint=f"get {source.origin}; put it there, or set task.data_root to the folder that contains {folder.name}/",
-    )
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            yield from pq.read_table(path).to_pylist()
-        except pa.ArrowInvalid as error:
-            raise LabError(f"this is not a parquet file: {error}", file=path) from None
-        return
-    try:
-        text = path.read_text(encoding="utf-8")
-        lines = (
-            line for line in text.split("\n") if line.strip()
-        )  # not splitlines: texts may contain other separators
-        yield from json.loads(text) if path.suffix == ".json" else map(json.loads, lines)
-    except ValueError as error:
-        raise LabError(f"this is not {path.suffix[1:].upper()}: {error}", file=path) from None
-
-
-def _example(source: DatasetSource, row: Mapping[str, Any], name: str, path: Path, index: int) -> Example:
-    try:
-        return source.example(row, name)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise LabError(
-            f"row {index} does not have the format of this dataset: {type(error).__name__} {error}",
-            file=path,
-            hint=f"expected {source.origin}",
-        ) from None
-
-
-def _in_segments(text: str) -> str:
-    """Separate the lines of a solution by blank lines."""
-    return text if "\n\n" in text else re.sub(r"\n+", "\n\n", text)
-
-
-def _gsm8k(row: Mapping[str, Any], name: str) -> Example:
-    steps, gold = row["answer"].rsplit("####", 1)
-    shown = re.sub(r"<<.*?>>", "", steps)  # calculator annotations
-    gold = gold.strip().replace(",", "")
-    return Example(name, row["question"], gold, "number", (), _in_segments(f"{shown.strip()}\n#### {gold}"))
-
-
-def _arc(row: Mapping[str, Any], name: str) -> Example:
-    gold = LETTERS[list(row["choices"]["label"]).index(row["answerKey"])]  # some rows are labelled 1, 2, 3, 4
-    return Example(str(row["id"]), row["question"], gold, "choice", tuple(row["choices"]["text"]))
-
-
-def _svamp(row: Mapping[str, Any], name: str) -> Example:
-    body, gold = row["Body"].strip(), str(row["Answer"]).removesuffix(".0")
-    joint = "" if body.endswith((".", ",", "?", "!")) else "," if re.search(r"(^|\. )If [^.]*$", body) else "."
-    solution = f"{row['Equation']} = {gold}\n\n#### {gold}" if row.get("Equation") else None
-    question, story = f"{body}{joint} {row['Question'].strip()}", re.sub(r"[\d.,]+", "#", body.casefold())
-    return Example(str(row.get("ID", name)), question, gold, "number", (), solution, story)
-
-
-def _strategyqa(row: Mapping[str, Any], name: str) -> Example:
-    if not isinstance(row["answer"], bool):
-        raise ValueError("answer must be true or false")
-    gold = "yes" if row["answer"] else "no"
-    facts = [fact.strip() for fact in row.get("facts", [])]
-    solution = "\n\n".join([*facts, f"#### {gold}"]) if facts else None
-    return Example(str(row.get("qid", name)), row["question"], gold, "yesno", (), solution)
-
-
-def _math500(row: Mapping[str, Any], name: str) -> Example:
-    return Example(str(row.get("unique_id", name)), row["problem"], row["answer"], "math", (), row.get("solution"))
-
-
-def _aime(row: Mapping[str, Any], name: str) -> Example:
-    gold = str(int(row["answer"]))  # from 0 to 999, some written as 033
-    return Example(str(row.get("id", name)), row["problem"], gold, "number", (), row.get("solution"))
-
-
-SOURCES = {
-    "gsm8k": DatasetSource("{split}.jsonl", _gsm8k, "train.jsonl and test.jsonl of openai/grade-school-math"),
-    "arc-c": DatasetSource("{split}.parquet", _arc, "train.parquet and test.parquet of allenai/ai2_arc, ARC-Challenge"),
-    "svamp": DatasetSource("SVAMP.json", _svamp, "SVAMP.json of arkilpatel/SVAMP"),
-    "strategyqa": DatasetSource("dev.json", _strategyqa, "dev.json of eladsegal/strategyqa"),
-    "math500": DatasetSource("test.jsonl", _math500, "test.jsonl of MATH-500, from openai/prm800k"),
-    "aime_2024": DatasetSource(
-        "*.parquet", _aime, "one parquet file with the columns id, problem, solution and answer"
-    ),
-}
-
-
 # ---------------------------------------------------------------------------------------------- generated questions
 
 
-def _tiny(task: TaskSettings) -> Splits:
+def _tiny(task: TaskSettings) -> dict[str, list[Example]]:
     from .tiny.task import examples
 
-    _check_split_names(task, SPLIT_NAMES)
     make = task.generator
     sizes = {"train": make.n_train, "dev": make.n_dev, "test": make.n_test}
-    train, dev, test = (examples(make.kind, part, sizes[part], make.seed) for part in SPLIT_NAMES)
-    return Splits(train, dev, test)
+    return {part: examples(make.kind, part, sizes[part], make.seed) for part in SPLIT_NAMES}
 
 
-def _reasoning_gym(task: TaskSettings, kind: str) -> Splits:
+def _reasoning_gym(task: TaskSettings, kind: str) -> dict[str, list[Example]]:
     """Assign the questions of one stream to splits by their hash, until all splits are full."""
-    from .grading import number
-
-    _check_split_names(task, SPLIT_NAMES)
     make = task.generator
+    name = f"reasoning-gym/{kind}"
     wanted = {"train": make.n_train, "dev": make.n_dev, "test": make.n_test}
     total = sum(wanted.values())
     found: dict[str, dict[str, Example]] = {part: {} for part in SPLIT_NAMES}
     for i, item in enumerate(_stream(kind, 1000 + 20 * total, make.seed, make.options)):
         if number(item["answer"]) is None:
             raise LabError(
-                f"{task.dataset} has answers that are not numbers, such as {item['answer'][:40]!r}",
+                f"{name} has answers that are not numbers, such as {item['answer'][:40]!r}",
                 hint="choose a task with one number as the answer: gsm_symbolic, basic_arithmetic, chain_sum",
             )
         steps = item["metadata"].get("answer_cot")
-        solution = _in_segments(steps) if isinstance(steps, str) else None
+        solution = in_segments(steps) if isinstance(steps, str) else None
         example = Example(f"{kind}-{make.seed}-{i}", item["question"].strip(), item["answer"], "number", (), solution)
         part = SPLIT_NAMES[int(_hash_fraction(task.split_seed, "part", example.fingerprint) * len(SPLIT_NAMES))]
         if len(found[part]) < wanted[part]:
             found[part].setdefault(example.fingerprint, example)
         if all(len(found[part]) == wanted[part] for part in SPLIT_NAMES):
-            train, dev, test = (list(found[part].values()) for part in SPLIT_NAMES)
-            return Splits(train, dev, test)
+            return {part: list(found[part].values()) for part in SPLIT_NAMES}
     sizes = ", ".join(f"{len(found[part])} of {wanted[part]} for {part}" for part in SPLIT_NAMES)
-    raise LabError(f"{task.dataset} has too few different questions: {sizes}", hint="request fewer in task.generator")
+    raise LabError(f"{name} has too few different questions: {sizes}", hint="request fewer in task.generator")
 
 
 def _stream(kind: str, size: int, seed: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -23,10 +23,7 @@ Log = Callable[[str], None]
 CONTROLS = ["no_probing", "no_memory", "random_direction", "shuffled_retrieval", "mean_vector"]
 SCALES = (0.5, 1.0, 2.0)
 """Values of k_scale tried on dev, with each layer."""
-NAMES = {
-    "greedy": "greedy", "esm": "ESM", "no_probing": "no probing", "no_memory": "no memory",
-    "random_direction": "random direction", "shuffled_retrieval": "shuffled memory", "mean_vector": "one mean vector",
-}  # fmt: skip
+NAMES = {name: shown for name, shown in tables.NAMES.items() if name != "prompt"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,7 @@ def show(model: Path, backend: str, run_dir: Path | None, quick: bool, log: Log 
             for task in tasks:
                 found[task.kind] = run_task(task, engine, root / task.kind, log)
                 console.print(_table(task, found[task.kind]))
+                console.print(_headline(found[task.kind]), style="bold", markup=False)
         finally:
             engine.close()
     summary = _summary(found) | {"backend": backend, "cpu_seconds": round(time.process_time() - start_time, 1)}
@@ -82,7 +80,7 @@ def _tasks(model: Path, backend: str, root: Path, quick: bool) -> list[DemoTask]
         ("slips", "a task that it cannot fix: every error is a random slip"),
     ):
         chosen = parse_settings({
-            "model": {"name_or_path": str(model), "backend": backend},
+            "model": {"name_or_path": str(model), "backend": backend, "max_num_seqs": 256},
             "task": {"dataset": "tiny", "generator": {"kind": kind, "n_train": train, "n_dev": dev, "n_test": test}},
             "prompt": {"template": "tiny"},
             "decode": {"max_new_tokens": 64},
@@ -91,7 +89,8 @@ def _tasks(model: Path, backend: str, root: Path, quick: bool) -> list[DemoTask]
                              "candidate_layers": [0, 1, 2, 3], "batch_size_examples": 32},
             "offline_select": {"B": 384, "min_per_control_point": 24},
             "online": {"probe_tokens": 4, "batch_size_examples": 128},
-            "eval": {"split": "test", "ablations": CONTROLS, "bootstrap": 10_000},
+            "eval": {"split": "test", "methods": ["greedy", "esm", "majority"], "ablations": CONTROLS,
+                     "bootstrap": 10_000},
             "outputs": {"root_dir": str(root), "run_name": kind},
         })  # fmt: skip
         questions = _toy_questions(kind, train, dev, test) if backend == "toy" else splits(chosen.task)
@@ -144,6 +143,11 @@ def _tune(task: DemoTask, backend: Backend, run_dir: Path, name: str, log: Log) 
     return best
 
 
+def _headline(result: DemoResult) -> str:
+    report = result.report
+    return tables.headline({name: report.correct(name) for name in report.rows})
+
+
 def _table(task: DemoTask, result: DemoResult) -> Any:
     from rich.table import Table
 
@@ -154,7 +158,7 @@ def _table(task: DemoTask, result: DemoResult) -> Any:
         caption="the mean vector has its own layer and scale, tuned on dev",
         title_justify="left", caption_justify="left",
     )  # fmt: skip
-    for column in ("method", "accuracy", "gain over greedy [95 %]", "p", "tokens+probes"):
+    for column in ("method", "accuracy", "gain over greedy [95 %]", "p", "tokens+probes", "CPU ms"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for name in NAMES:
         row = tables.variant_row(report, result.settings, name)
@@ -163,6 +167,7 @@ def _table(task: DemoTask, result: DemoResult) -> Any:
             NAMES[name], f"{row['acc']:.3f}",
             f"{row['delta']:+.3f} \\[{row['ci_low']:+.3f}, {row['ci_high']:+.3f}]" if compared else "",
             f"{row['mcnemar_p']:.1g}" if compared else "", f"{row['tokens']:.1f}+{row['probe_tokens']:.1f}",
+            "" if row["cpu_seconds"] is None else f"{1000 * row['cpu_seconds']:.0f}",
         )  # fmt: skip
     return table
 
@@ -176,7 +181,8 @@ def _summary(found: dict[str, DemoResult]) -> dict[str, Any]:
         raise LabError("without a memory the answers differ from greedy: the backend is faulty")
     return summary | {
         "delta": gain["delta"], "ci_low": gain["ci_low"], "ci_high": gain["ci_high"], "mcnemar_p": gain["mcnemar_p"],
-        "no_memory_identical": True, "layer": next(iter(main.settings.online.layers or [])),
+        "headline": _headline(main), "no_memory_identical": True,
+        "layer": next(iter(main.settings.online.layers or [])),
         "k_scale": main.settings.online.k_scale, "n": len(main.report.examples),
         "unsteerable_greedy": other.report.accuracy("greedy"), "unsteerable_esm": other.report.accuracy("esm"),
         "unsteerable_delta": none["delta"], "unsteerable_ci_low": none["ci_low"],

@@ -17,9 +17,10 @@ import fcntl
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ Log = Callable[[str], None]
 Row = dict[str, Any]
 RANDOM = ("random_direction", "shuffled_retrieval")
 """Controls with their own randomness."""
+PLAIN = ("greedy", "majority", "prompt")
+"""Methods without a memory."""
 CODE = ("online.py", "memory.py", "grading.py", "prompts.py", "backends/*.py")
 """Source files that affect the answers."""
 
@@ -47,7 +50,7 @@ class Method:
     """A method with one seed."""
 
     name: str
-    """`greedy`, `esm` or an ablation."""
+    """`greedy`, `esm`, a rival or an ablation."""
     seed: int
     first: bool = True
     """Whether it is the first of its seeds."""
@@ -69,6 +72,8 @@ class Report:
     """By method: [seed][question]."""
     test_reads: int = 0
     """Number of this reading of the test set; 0 on dev."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """CPU seconds per question, by method; of the questions that were answered in this folder."""
 
     def correct(self, name: str) -> list[list[bool]]:
         return [[bool(row["correct"]) for row in rows] for rows in self.rows[name]]
@@ -84,7 +89,9 @@ def requested_methods(settings: EsmSettings, names: Sequence[str] | None = None)
     found = []
     for name in methods:
         varies = (
-            settings.decode.temperature > 0 or name in RANDOM or (name == "esm" and settings.online.variant in RANDOM)
+            settings.decode.temperature > 0
+            or name in (*RANDOM, "majority")
+            or (name == "esm" and settings.online.variant in RANDOM)
         )
         seeds = list(dict.fromkeys(settings.eval.seeds)) if varies else settings.eval.seeds[:1]
         found += [Method(name, seed, place == 0) for place, seed in enumerate(seeds)]
@@ -116,7 +123,8 @@ def load_memory(
     found, meta = memory.load(folder)
     memory.check_fit(meta, settings, backend, folder)
     memory.check_not_mined(meta, {example.fingerprint: example.id for example in examples}, folder)
-    return found, files.digest_files([folder / name for name in ("keys.npy", "vectors.safetensors", "entries.jsonl")])
+    parts = ("keys.npy", "vectors.safetensors", "entries.jsonl", "means.safetensors")
+    return found, files.digest_files(folder / name for name in parts if (folder / name).exists())
 
 
 def run(
@@ -129,7 +137,7 @@ def run(
     if not examples:
         raise LabError(f"no questions to evaluate on {split}")
     loaded_memory, memory_hash = None, ""
-    if any(method.name != "greedy" for method in methods):
+    if any(method.name not in PLAIN for method in methods):
         loaded_memory, memory_hash = load_memory(settings, backend, examples, run_dir)
     t_max = settings.decode.max_new_tokens
     report = Report(split, examples, t_max)
@@ -160,7 +168,11 @@ def run(
         for method in methods:
             if all(example.id in done[method] for example in batch):
                 continue
+            start_time = time.process_time()
             rows = _answer(given[method], backend, batch, method, controllers[method])
+            spent = {"questions": len(batch), "cpu_seconds": time.process_time() - start_time}
+            files.read_jsonl(folders[method] / "seconds.jsonl", repair=True)
+            files.append_jsonl(folders[method] / "seconds.jsonl", [spent])
             missing = [row for row in rows if row["example_id"] not in done[method]]
             files.append_jsonl(folders[method] / "per_example.jsonl", missing)
             done[method] |= {row["example_id"]: row for row in missing}
@@ -177,6 +189,11 @@ def run(
         accuracy = sum(row["correct"] for row in rows) / len(rows)
         summary = {"n": len(rows), "acc": accuracy, "T_max": t_max}
         files.atomic_write(folders[method] / "summary.jsonl", files.to_jsonl([summary]))
+    for name in report.rows:
+        spent_rows = [row for one in methods if one.name == name for row in _seconds(folders[one])]
+        if spent_rows:
+            asked = sum(row["questions"] for row in spent_rows)
+            report.seconds[name] = sum(row["cpu_seconds"] for row in spent_rows) / asked
     if split == "test":
         results = {name: report.accuracy(name) for name in report.rows}
         _record_reading(settings, {"event": "done", "fingerprint": fingerprint, "results": results})
@@ -192,12 +209,20 @@ def answer_fingerprint(settings: EsmSettings, backend: Backend, method: Method, 
     plain = settings.plain()
     counted = {name: plain[name] for name in ("seed", "prompt", "decode", "control_points")}
     counted |= {"name": method.name, "seed": method.seed}
-    if method.name != "greedy":
+    if method.name == "majority":
+        counted |= {"votes": [plain["eval"]["vote_samples"], plain["eval"]["vote_temperature"]]}
+    elif method.name == "prompt":
+        counted |= {"line": plain["eval"]["prompt_line"]}
+    elif method.name != "greedy":
         online = {key: value for key, value in plain["online"].items() if key != "batch_size_examples"}
         counted |= {"online": online, "memory": memory_hash}
     here = Path(__file__).parent
     code = files.digest_files(file for pattern in CODE for file in here.glob(pattern))
     return files.digest([counted, backend.fingerprint, code])
+
+
+def _seconds(folder: Path) -> list[Row]:
+    return files.read_jsonl(folder / "seconds.jsonl")
 
 
 def _stored_answers(folder: Path, fingerprint: str) -> dict[str, Row]:
@@ -223,7 +248,7 @@ def _reuse_answers(
 def _controller(
     settings: EsmSettings, loaded_memory: Memory | None, method: Method, backend: Backend
 ) -> Controller | None:
-    if method.name == "greedy" or loaded_memory is None:
+    if method.name in PLAIN or loaded_memory is None:
         return None
     variant = settings.online.variant if method.name == "esm" else method.name
     return make_controller(settings, loaded_memory, variant, backend.n_layers, row_seed(settings.seed, method.seed))
@@ -233,11 +258,45 @@ def _answer(
     settings: EsmSettings, backend: Backend, examples: Sequence[Example], method: Method, controller: Controller | None
 ) -> list[Row]:
     decode, points = settings.decode, settings.control_points
+    if method.name == "majority":
+        return _vote(settings, backend, examples, method)
+    if method.name == "prompt":
+        line = settings.eval.prompt_line
+        return _answer(
+            settings, backend, [replace(one, question=f"{one.question} {line}") for one in examples],
+            Method("greedy", method.seed), None,
+        )  # fmt: skip
     texts = [backend.apply_chat_template(prompts.render(settings.prompt.template, example)) for example in examples]
     seeds = [row_seed(settings.seed, method.seed, "eval", example.fingerprint) for example in examples]
     sampling = SamplingParams(decode.max_new_tokens, decode.temperature, decode.top_p)
     answers = solve(backend, texts, seeds, sampling, points.segment_delimiter, points.M, controller)
     return [_row(settings, example, answer) for example, answer in zip(examples, answers, strict=True)]
+
+
+def _vote(settings: EsmSettings, backend: Backend, examples: Sequence[Example], method: Method) -> list[Row]:
+    """Sample answers to each question; the most frequent one counts, the first of them if several are."""
+    samples, points = settings.eval.vote_samples, settings.control_points
+    texts = [backend.apply_chat_template(prompts.render(settings.prompt.template, example)) for example in examples]
+    seeds = [
+        row_seed(settings.seed, method.seed, "vote", example.fingerprint, sample)
+        for example in examples
+        for sample in range(samples)
+    ]
+    sampling = SamplingParams(settings.decode.max_new_tokens, settings.eval.vote_temperature, settings.decode.top_p)
+    repeated = [text for text in texts for _ in range(samples)]
+    answers = solve(backend, repeated, seeds, sampling, points.segment_delimiter, points.M, None)
+    rows = []
+    for place, example in enumerate(examples):
+        given = [_row(settings, example, answer) for answer in answers[place * samples : (place + 1) * samples]]
+        counts = Counter(row["pred"] for row in given if row["pred"] is not None)
+        winner = max(counts, key=lambda pred: counts[pred]) if counts else None  # the first of equals
+        chosen = next(row for row in given if row["pred"] == winner)
+        tokens = sum(row["tokens_used"] for row in given)
+        rows.append({
+            **chosen, "tokens_used": tokens, "budget_used": tokens,
+            "votes": [{"pred": row["pred"], "tokens_used": row["tokens_used"]} for row in given],
+        })  # fmt: skip
+    return rows
 
 
 def _row(settings: EsmSettings, example: Example, answer: GeneratedAnswer) -> Row:

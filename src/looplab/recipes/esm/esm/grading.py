@@ -1,8 +1,9 @@
 """Extract the answer from a text and compare it with the correct one.
 
 The forms that the prompts ask for come first: `#### answer`, then \\boxed{answer}, then "the answer is …". The fallback
-is the last number, the last single letter, or the last yes or no. Numbers are compared exactly, as fractions: 1,000 =
-1000.0 = $1000, and 50% = 50. Mathematics is compared as text, then by math-verify.
+is the last number, single letter, yes or no, or line. Numbers are compared exactly, as fractions: 1,000 = 1000.0 =
+$1000, and 50% = 50. Mathematics is compared as text, then by math-verify; other texts ignoring case, spacing and a
+final period.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from looplab.errors import LabError
 
-from .data import LETTERS
+from .example import LETTERS
 
 if TYPE_CHECKING:
-    from .data import Example, Kind
+    from .example import Example, Kind
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 # A minus directly after a word or a bracket is a difference or a hyphen, not a sign.
@@ -41,13 +42,17 @@ def grade(text: str, example: Example) -> tuple[str | None, bool]:
 
 
 def extract(text: str, kind: Kind, choices: Sequence[str] = ()) -> str | None:
-    """Return the answer in the text: a plain number, a letter, LaTeX, or yes/no."""
+    """Return the answer in the text: a plain number, a letter, LaTeX, yes/no, or a text."""
     if kind == "number":
         return _number_in(text)
     if kind == "choice":
         return _choice_in(text, choices)
-    if kind == "yesno":
+    if kind == "yes_no":
         return _yes_or_no_in(text)
+    if kind == "exact":
+        return _text_in(text)
+    if kind == "form":
+        return form_of(text)
     return _formula_in(text)
 
 
@@ -60,7 +65,15 @@ def same(answer: str, gold: str, kind: Kind) -> bool:
         one, other = _plain(answer), _plain(gold)
         words = other.isalpha() and len(other) > 1  # Evelyn is evelyn, but the variable P is not p
         return one == other or (words and one.casefold() == other.casefold()) or _equal_formulas(gold, answer)
-    return answer.strip().casefold() == gold.strip().casefold()
+    one, other = (" ".join(text.casefold().split()).rstrip(".!") for text in (answer, gold))
+    return one == other
+
+
+def form_of(text: str) -> str:
+    """Return the form of an answer: `marked` (it has a line `#### n`), `one line` (with a number), or `other`."""
+    if re.search(r"^#### *=? *\$?\d", text, re.MULTILINE):
+        return "marked"
+    return "one line" if re.fullmatch(r".*\d.*", text.strip()) and text.strip()[-1] in ".!?" else "other"
 
 
 def number(text: str) -> Fraction | None:
@@ -112,7 +125,8 @@ def _claims(text: str) -> Iterator[str]:
         yield stated[-1]
 
 
-def _numbers(text: str) -> list[Fraction]:
+def numbers(text: str) -> list[Fraction]:
+    """Return all numbers in a text."""
     text = _FRACTION.sub(r"\1/\2", text.replace("−", "-").replace("\\$", "$").replace("{,}", ",").replace("\\!", ""))
     found = (number(match.group()) for match in _NUMBER.finditer(text))
     return [value for value in found if value is not None]
@@ -120,10 +134,10 @@ def _numbers(text: str) -> list[Fraction]:
 
 def _number_in(text: str) -> str | None:
     for claim in _claims(text):
-        values = _numbers(claim.rsplit("=", 1)[-1]) or _numbers(claim)  # "48 / 2 = 24" and "24 apples" mean 24
+        values = numbers(claim.rsplit("=", 1)[-1]) or numbers(claim)  # "48 / 2 = 24" and "24 apples" mean 24
         if values:
             return written(values[0])
-    values = _numbers(text)
+    values = numbers(text)
     return written(values[-1]) if values else None
 
 
@@ -184,6 +198,13 @@ def _yes_or_no_in(text: str) -> str | None:
     return _WORD_OF[words[-1].lower()] if words else None
 
 
+def _text_in(text: str) -> str | None:
+    """Return the marked answer, otherwise the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    claim = next(_claims(text), lines[-1] if lines else None)
+    return None if claim is None else claim.strip(" *_`\"'")
+
+
 def _formula_in(text: str) -> str | None:
     claim = boxed(text)
     if claim:
@@ -195,7 +216,7 @@ def _formula_in(text: str) -> str | None:
     formulas = re.findall(r"\$([^$]+)\$", text)
     if formulas:
         return str(formulas[-1]).strip()
-    values = _numbers(text)
+    values = numbers(text)
     return written(values[-1]) if values else None
 
 

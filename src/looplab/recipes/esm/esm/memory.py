@@ -7,7 +7,7 @@ exact: for a few thousand entries, one matrix product per batch is faster than a
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -58,8 +58,15 @@ class RetrievalResult:
 class Memory:
     """Entries by control point and layer."""
 
-    def __init__(self, keys: Floats, entries: Sequence[MemoryEntry], normalized: bool = True) -> None:
-        self.keys, self.entries, self.normalized = keys, tuple(entries), normalized
+    def __init__(
+        self,
+        keys: Floats,
+        entries: Sequence[MemoryEntry],
+        normalized: bool = True,
+        means: Mapping[tuple[int, int], MemoryEntry] | None = None,
+    ) -> None:
+        """`means`: the mean over all mined pairs by control point and layer; None: over the entries."""
+        self.keys, self.entries, self.normalized, self._means = keys, tuple(entries), normalized, means
         self.layers = tuple(sorted({entry.layer for entry in entries}))
         groups: dict[tuple[int, int], list[int]] = {}
         for index, entry in enumerate(entries):
@@ -76,7 +83,7 @@ class Memory:
             for index, entry in enumerate(self.entries)
             if entry.layer in layers and first_m <= entry.m and (last_m is None or entry.m <= last_m)
         ]
-        return Memory(self.keys[kept], [self.entries[index] for index in kept], self.normalized)
+        return Memory(self.keys[kept], [self.entries[index] for index in kept], self.normalized, self._means)
 
     def retrieve(self, states: Floats, m: int, k: int, min_entries: int, min_sim: float) -> list[RetrievalResult]:
         """Return the `k` nearest entries at control point `m` for each row of `states` [rows, self.layers, d].
@@ -134,7 +141,8 @@ class Memory:
         return Memory(self.keys, entries, self.normalized)
 
     def means(self) -> dict[int, MemoryEntry]:
-        """Control: one entry per control point, the mean of its vectors, at the layer with the most vectors."""
+        """Return the simple rival: one entry per control point, the mean of its vectors (of all mined pairs if they are
+        known, not only of the library), at the layer with the most vectors."""
         found = {}
         for m, groups in self._groups.items():
             sets = [
@@ -145,10 +153,31 @@ class Memory:
             if steering:
                 vectors = np.stack([entry.vector for entry in steering if entry.vector is not None])
                 quality = float(np.mean([entry.quality for entry in steering]))
-                found[m] = MemoryEntry(
-                    f"mean_L{layer}_m{m:02d}", layer, m, quality, vectors.mean(axis=0, dtype=np.float32)
-                )
+                mean = MemoryEntry(_mean_name(layer, m), layer, m, quality, vectors.mean(axis=0, dtype=np.float32))
+                found[m] = (self._means or {}).get((m, layer), mean)
         return found
+
+
+def _mean_name(layer: int, m: int) -> str:
+    return f"mean_L{layer}_m{m:02d}"
+
+
+def _mined_means(mined: Path) -> tuple[dict[str, Floats], list[dict[str, Any]]]:
+    """Return the mean vector of all mined pairs for each control point and layer, and their entries."""
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in files.read_jsonl(mined / "candidates.jsonl"):
+        if row["vector_path"]:
+            groups.setdefault((row["control_point_m"], row["layer"]), []).append(row)
+    if not groups:
+        return {}, []
+    raw = files.read_arrays(mined / "vectors.safetensors")
+    vectors, rows = {}, []
+    for (m, layer), members in sorted(groups.items()):
+        name = _mean_name(layer, m)
+        vectors[name] = np.stack([raw[row["tool_id"]] for row in members]).mean(axis=0, dtype=np.float32)
+        quality = float(np.mean([row["quality"] for row in members]))
+        rows.append({"name": name, "layer": layer, "m": m, "quality": quality, "pairs": len(members)})
+    return vectors, rows
 
 
 def run(settings: EsmSettings, run_dir: Path) -> dict[str, Any]:
@@ -167,7 +196,10 @@ def run(settings: EsmSettings, run_dir: Path) -> dict[str, Any]:
     files.write_arrays(target / "vectors.safetensors", files.read_arrays(source / "vectors.safetensors"))
     files.atomic_write(target / "entries.jsonl", files.to_jsonl(rows))
     files.atomic_write(target / "meta.txt", f"N={len(keys)} H={keys.shape[1]}\n".encode())
-    meta = {**files.read_json(source / "meta.json"), "normalized": settings.offline_memory.normalize_keys}
+    vectors, means = _mined_means(run_dir / "mine")
+    files.write_arrays(target / "means.safetensors", vectors)
+    meta = {**files.read_json(source / "meta.json"), "normalized": settings.offline_memory.normalize_keys,
+            "means": means}  # fmt: skip
     files.write_json(target / "meta.json", meta)
     return {
         "entries": len(keys),
@@ -198,7 +230,16 @@ def load(folder: Path) -> tuple[Memory, dict[str, Any]]:
         MemoryEntry(row["tool_id"], row["layer"], row["control_point_m"], row["quality"], vectors.get(row["tool_id"]))
         for row in rows
     ]
-    return Memory(keys, entries, bool(meta["normalized"])), meta
+    means = None
+    if meta.get("means"):  # absent in older memories
+        mean_vectors = files.read_arrays(folder / "means.safetensors")
+        means = {
+            (row["m"], row["layer"]): MemoryEntry(
+                row["name"], row["layer"], row["m"], row["quality"], mean_vectors[row["name"]]
+            )
+            for row in meta["means"]
+        }
+    return Memory(keys, entries, bool(meta["normalized"]), means), meta
 
 
 def check_fit(meta: dict[str, Any], settings: EsmSettings, backend: Backend, folder: Path) -> None:

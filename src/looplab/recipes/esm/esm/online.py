@@ -1,14 +1,21 @@
 """Online steering: at each segment boundary retrieve candidates, probe them, decide, continue.
 
 Before segment m the hidden state at the boundary (control point m − 1) is compared with the entries of that control
-point.
-With Â_i = cos·Q_i and Â_null = max over the retrieved entries without a vector (0 if none), the L best are probed:
+point. With Â_i = cos·Q_i and Â_null = max over the retrieved entries without a vector (0 if none), the L best are
+probed:
 
     Score_i = β·Â_i + ρ·(mean logprob_i − mean logprob_null)        Score_null = β·Â_null
 
-The best is injected with the factor k_scale·Score_i, unless it is below tau_null or not above Score_null. Segment 1 is
-never steered; after M segments the rest is generated without steering. Probes do not count against the budget of the
-answer; they are reported separately.
+The best is injected with the factor k_scale·Score_i, unless it is below tau_null or not above Score_null.
+
+That is `probe_rule: score`. Null continues with the model's own first choice, so nearly every vector lowers the
+confidence, most of all one that changes the model's mind, while the two cosines Â_i and Â_null often differ by less
+than that: the comparison leans towards null. With `probe_rule: rank` the probes decide only between candidates, and Â
+alone decides whether to steer and how strongly; a probe then injects exactly what would be committed. Which rule is
+better depends on the memory: choose it on dev.
+
+Segment 1 is never steered; after M segments the rest is generated without steering. Probes do not count against the
+budget of the answer; they are reported separately.
 """
 
 from __future__ import annotations
@@ -238,12 +245,7 @@ def _probe(
         places = [place for place, candidates in enumerate(candidate_lists) if len(candidates) > max(rank, 0)]
         if not places:
             continue
-        injections = [
-            Injection(vector, candidate_lists[place][rank].entry.layer, PROBE_SCALE)
-            if rank >= 0 and (vector := candidate_lists[place][rank].entry.vector) is not None
-            else None
-            for place in places
-        ]
+        injections = [_probe_injection(candidate_lists[place][rank], online) if rank >= 0 else None for place in places]
         limits = [min(online.probe_tokens, remaining[place]) for place in places]
         completions = session.generate([rows[p] for p in places], limits, injections, delimiter, sampling, commit=False)
         for place, completion in zip(places, completions, strict=True):
@@ -259,18 +261,27 @@ def _probe(
                 candidate.score += online.rho * candidate.conf_gain
 
 
+def _probe_injection(candidate: SteeringCandidate, online: OnlineSettings) -> Injection | None:
+    """Return what a probe injects: with `rank` exactly what would be committed, with `score` the vector itself."""
+    if candidate.entry.vector is None:
+        return None
+    scale = PROBE_SCALE if online.probe_rule == "score" else online.k_scale * online.beta * candidate.ahat
+    return Injection(candidate.entry.vector, candidate.entry.layer, scale)
+
+
 def _decide(decision: SteeringDecision, candidates: Sequence[SteeringCandidate], online: OnlineSettings) -> None:
     """Choose the best candidate, or null: in doubt the model is not steered."""
     best = max(candidates, key=lambda one: one.score)
+    score = best.score if online.probe_rule == "score" else online.beta * best.ahat
     decision.step["candidates"] = [
         {"name": one.entry.name, "score": one.score, "ahat": one.ahat, "sim": one.sim, "conf_gain": one.conf_gain}
         for one in candidates
     ]
-    if best.score <= online.beta * decision.step["null_ahat"]:
+    if score <= online.beta * decision.step["null_ahat"]:
         decision.step["note"] = "null is as good"
-    elif best.score < online.tau_null:
+    elif score < online.tau_null:
         decision.step["note"] = "below tau_null"
     elif best.entry.vector is not None:
-        scale = online.k_scale * best.score
+        scale = online.k_scale * score
         decision.injection = Injection(best.entry.vector, best.entry.layer, scale)
-        decision.step.update(chosen=best.entry.name, chosen_score=best.score, chosen_scale=scale)
+        decision.step.update(chosen=best.entry.name, chosen_score=score, chosen_scale=scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def _questions(settings: EsmSettings, part: str, log: Log) -> list[Example]:
 
 def _require_memory(settings: EsmSettings, run_dir: Path, methods: Sequence[Method]) -> None:
     """Raise LabError if a method needs a memory and there is none; called before the model is loaded."""
-    if any(method.name != "greedy" for method in methods):
+    if any(method.name not in evaluate.PLAIN for method in methods):
         memory.require(evaluate.artifact_dir(settings, run_dir) / "memory")
 
 
@@ -77,7 +78,10 @@ def run_eval(config: Path, run_dir: Path, log: Log = print) -> dict[str, Any]:
     _require_memory(settings, run_dir, methods)
     backend = make_backend(settings.model, settings.prompt.chat)
     try:
-        report = evaluate.run(settings, backend, examples, run_dir, split=settings.eval.split, methods=methods, log=log)
+        report = evaluate.run(
+            settings, backend, examples, run_dir, split=settings.eval.split, methods=methods, log=log,
+            own=settings.own(),
+        )  # fmt: skip
     finally:
         backend.close()
     for note in tables.write(report, settings, run_dir):
@@ -142,7 +146,7 @@ def case(
         settings = settings.changed({"decode.max_new_tokens": max_new_tokens})
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", tag):
         raise LabError(f"the tag {tag!r} cannot be part of a file name", hint="use letters, digits, `_`, `-`, `.`")
-    known = ("greedy", "esm", "no_memory", "no_probing", "random_direction", "shuffled_retrieval", "mean_vector")
+    known = tuple(tables.NAMES)
     names = [name.strip() for name in requested_methods.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -170,3 +174,25 @@ def demo(model: Path, backend: str, run_dir: Path | None, quick: bool) -> None:
     from .demo import show
 
     show(model, backend, run_dir, quick)
+
+
+def study(
+    lab: Path, name: str, out: Path | None, model: Path | None, *, backend: str | None, quick: bool, only_report: bool,
+    log: Log = print,
+) -> None:  # fmt: skip
+    """Run the study of a plan in studies/, print its tables, and one JSON object as the last line."""
+    from .study import load_plan, markdown, prepare, report, run
+
+    plan = load_plan(lab / "studies" / f"{name}.yaml")
+    plan = plan.rehearsal() if quick else plan
+    wanted = Path(plan.config["model"]["name_or_path"])
+    model = model or (lab / wanted if (lab / wanted).is_dir() else wanted)
+    folder = out or Path("outputs") / (f"study-{name}-quick" if quick else f"study-{name}")
+    if name == "habits" and backend is None and not only_report and not model.is_dir():
+        fetch(model)
+    made = prepare(name, plan, model, folder, backend=backend)
+    result = report(made, log) if only_report else run(made, log)
+    log(markdown(made, result))
+    rows = {row["method"]: row["acc"] for row in result["methods"]}
+    summary = {"study": name, "headline": result["headline"], **rows, "n_test": result["n_test"]}
+    log(json.dumps(summary | {"best_rival": result["best_rival"], "tables": str(folder / "tables")}))

@@ -51,6 +51,24 @@ def bootstrap(differences: Floats, samples: int = 10_000, seed: int = 0, level: 
     return float(low), float(high)
 
 
+def bootstrap_nested(
+    differences: Floats, samples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the percentile interval of the mean of differences [seed, question], resampling seeds and questions."""
+    seeds, questions = differences.shape
+    if seeds == 1 or not questions:
+        return bootstrap(differences[0] if seeds else np.zeros(0), samples, seed, level)
+    rng = np.random.default_rng(seed)
+    means = np.empty(samples)
+    for start in range(0, samples, 500):
+        count = min(500, samples - start)
+        chosen = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count) / seeds
+        asked = rng.multinomial(questions, np.full(questions, 1 / questions), size=count) / questions
+        means[start : start + count] = np.einsum("bs,sq,bq->b", chosen, differences, asked, optimize=True)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def paired(
     baseline: Sequence[Sequence[bool]], method: Sequence[Sequence[bool]], samples: int = 10_000
 ) -> PairedComparison:

@@ -1,11 +1,15 @@
-"""Tables of an evaluation: accuracy with confidence intervals, cost, and diagnostics of the steering."""
+"""Tables of an evaluation: accuracy with confidence intervals, cost, and diagnostics of the steering.
+
+The headline compares ESM with the best of its rivals, the methods that somebody would use instead of it. Controls and
+ablations show where a gain comes from; they are not rivals.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +22,36 @@ if TYPE_CHECKING:
     from .evaluate import Report
 
 Row = dict[str, Any]
+NAMES = {
+    "greedy": "greedy", "prompt": "one more line in the prompt", "majority": "majority vote",
+    "mean_vector": "one mean vector", "esm": "ESM", "no_probing": "ESM without probing",
+    "shuffled_retrieval": "shuffled memory", "random_direction": "random direction", "no_memory": "no memory",
+}  # fmt: skip
+"""Names for people, in the order of the tables."""
+RIVALS = ("greedy", "prompt", "majority", "mean_vector")
 
 
 def write(report: Report, settings: EsmSettings, run_dir: Path) -> list[str]:
     """Write all tables and the figure of a run; return notes for the user."""
     tables, t_max = run_dir / "tables", report.t_max
-    _write_csv(tables / "main_results_single.csv", [main_row(report, settings)])
-    if settings.eval.ablations:
-        _write_csv(tables / "ablation.csv", [variant_row(report, settings, name) for name in report.rows])
+    write_csv(tables / "main_results_single.csv", [main_row(report, settings)])
+    if len(report.rows) > 2 or settings.eval.ablations:
+        write_csv(tables / "ablation.csv", [variant_row(report, settings, name) for name in report.rows])
     found = {name: diagnostics(report, name) for name in report.rows}
     files.write_json(tables / f"diagnostics_T{t_max}.json", found)
-    _write_csv(
+    write_csv(
         tables / f"diagnostics_T{t_max}.csv",
         [{"method": name, **{k: v for k, v in row.items() if k != "gates"}} for name, row in found.items()],
     )
     if {"greedy", "esm"} <= set(report.rows):
         files.write_json(tables / f"compare_T{t_max}.json", compare(report))
     notes = figure(report, run_dir / "figures" / f"tokens_hist_T{t_max}.pdf")
+    if "esm" in report.rows:
+        sentence = headline({name: report.correct(name) for name in report.rows})
+        files.atomic_write(tables / "headline.txt", (sentence + "\n").encode())
+        notes.append(sentence)
+    if "mean_vector" in report.rows and "mean_vector" not in settings.eval.own:
+        notes.append("mean_vector has the layers and scale of ESM; tune its own on dev, and set eval.own.mean_vector")
     if differing := differing_from_greedy(report):
         notes.append(
             f"without a memory {differing} answers differ from greedy: rounding broke ties differently in other "
@@ -57,6 +74,46 @@ def versus_greedy(report: Report, name: str, samples: int) -> stats.PairedCompar
     return stats.paired(greedy, method, samples or 1)
 
 
+def headline(correct: Mapping[str, Sequence[Sequence[bool]]], name: str = "esm", samples: int = 10_000) -> str:
+    """Return one sentence that says who wins: ESM, its best rival, or nobody. `correct` is [seed][question]."""
+    found = best_rival(correct, name, samples)
+    missing = [NAMES[rival] for rival in ("majority", "mean_vector") if rival not in correct]
+    if found is None:
+        return f"{NAMES[name]} was compared with nothing"
+    rival, own, other, delta, low, high = found
+    numbers = f"{own:.3f} against {other:.3f}, {delta:+.3f} [{low:+.3f}, {high:+.3f}]"
+    if low > 0:
+        verdict = f"{NAMES[name]} wins against its best rival, {NAMES[rival]}: {numbers}"
+    elif high < 0:
+        verdict = f"{NAMES[name]} loses to {NAMES[rival]}: {numbers}"
+    else:
+        verdict = f"Undecided between {NAMES[name]} and its best rival, {NAMES[rival]}: {numbers}"
+    return verdict + (f"; not compared with {' and '.join(missing)}" if missing else "")
+
+
+def best_rival(
+    correct: Mapping[str, Sequence[Sequence[bool]]], name: str = "esm", samples: int = 10_000
+) -> tuple[str, float, float, float, float, float] | None:
+    """Return the most accurate rival: its name, both accuracies, and the difference with its interval."""
+    means = {rival: float(np.mean(correct[rival])) for rival in RIVALS if rival in correct}
+    if not means or name not in correct:
+        return None
+    rival = max(means, key=lambda one: means[one])
+    delta, low, high = difference(correct[rival], correct[name], samples)
+    return rival, float(np.mean(correct[name])), means[rival], delta, low, high
+
+
+def difference(
+    baseline: Sequence[Sequence[bool]], method: Sequence[Sequence[bool]], samples: int
+) -> tuple[float, float, float]:
+    """Return the paired difference, and its interval over questions and over seeds, if there are several."""
+    before, after = np.asarray(baseline, dtype=np.float64), np.asarray(method, dtype=np.float64)
+    if 1 not in (len(before), len(after)) and len(before) != len(after):
+        before = before.mean(axis=0, keepdims=True)
+    delta = after - before  # what has no seed is compared with every seed of the other
+    return float(delta.mean()), *stats.bootstrap_nested(delta, samples)
+
+
 def _difference(report: Report, settings: EsmSettings, name: str) -> Row:
     found = versus_greedy(report, name, settings.eval.bootstrap) if name in report.rows else None
     if found is None:
@@ -67,11 +124,13 @@ def _difference(report: Report, settings: EsmSettings, name: str) -> Row:
 
 def _cost(report: Report, name: str) -> Row:
     if name not in report.rows:
-        return dict.fromkeys(("tokens", "probe_tokens", "probe_overhead"))
+        return dict.fromkeys(("tokens", "probe_tokens", "probe_overhead", "cpu_seconds"))
     rows = [row for several in report.rows[name] for row in several]
     tokens = float(np.mean([row["tokens_used"] for row in rows]))
     probes = float(np.mean([row["probe_tokens_used"] for row in rows]))
-    return {"tokens": tokens, "probe_tokens": probes, "probe_overhead": probes / tokens if tokens else 0.0}
+    overhead = probes / tokens if tokens else 0.0
+    seconds = report.seconds.get(name)
+    return {"tokens": tokens, "probe_tokens": probes, "probe_overhead": overhead, "cpu_seconds": seconds}
 
 
 def main_row(report: Report, settings: EsmSettings) -> Row:
@@ -148,13 +207,18 @@ def figure(report: Report, file: Path) -> list[str]:
     axes.set_xlabel("tokens per answer (without probes)")
     axes.set_ylabel("questions")
     axes.legend()
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="pdf", metadata={"CreationDate": None})
-    files.atomic_write(file, buffer.getvalue())
+    save_figure(drawing, file)
     return []
 
 
-def _write_csv(file: Path, rows: Sequence[Row]) -> None:
+def save_figure(drawing: Any, file: Path) -> None:
+    """Write a figure as PDF; the same figure has the same bytes."""
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    files.atomic_write(file, buffer.getvalue())
+
+
+def write_csv(file: Path, rows: Sequence[Row]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

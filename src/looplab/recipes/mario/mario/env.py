@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from looplab.errors import LabError
 
 from . import game
-from .cores import HEIGHT, WIDTH, make_core
+from .cores import SIZE, make_core
 
 Array = NDArray[np.uint8]
 
@@ -49,7 +49,6 @@ INFO_FIELDS = (
     "reward_x", "reward_clock", "reward_death",
 )  # fmt: skip
 """Numeric fields of every info, for the `info_fields` of a vector env."""
-SIZE = 84
 MAX_FRAME_REWARD = 15.0
 MAX_SPEED = 5
 """Pixels per frame; Mario runs at 2.5. A larger change of x is not movement but another place."""
@@ -107,6 +106,7 @@ class MarioEnv(gym.Env[Array, Any]):
         self.metadata = {**self.metadata, "render_fps": round(60 / frame_skip)}
         self.action_space = gym.spaces.Discrete(len(self._buttons))
         self.observation_space = gym.spaces.Box(0, 255, (frame_stack, SIZE, SIZE), np.uint8)
+        self._core_name, self._rom = core, rom
         self.core = make_core(core, rom)
         self._stack: Array = np.zeros((frame_stack, SIZE, SIZE), np.uint8)
         self._last_screen: Array | None = None
@@ -126,13 +126,12 @@ class MarioEnv(gym.Env[Array, Any]):
         if options and "stage" in options:
             chosen = _check_stage(options["stage"])
         self.core.reset(*chosen)
-        for _ in range(frames):
-            self.core.step(0)
+        for frame in range(frames):
+            self.core.step(0, frame == frames - 1)
         ram = self.core.ram
         self._x, self._time, self._steps, self._ended = game.x_position(ram), game.clock(ram), 0, False
-        screen = self.core.screen
-        self._stack[:] = to_grey(screen)
-        self._store_screen(screen)
+        self._stack[:] = self.core.grey(self.core.picture)
+        self._store_screen()
         return self._stack.copy(), {**game.read_info(ram), "reward_x": 0, "reward_clock": 0, "reward_death": 0}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -141,9 +140,9 @@ class MarioEnv(gym.Env[Array, Any]):
         core, buttons = self.core, self._buttons[int(action)]
         reward, moved, ticks, death = 0.0, 0, 0, 0
         won = terminated = False
-        screen = last_screen = None
+        picture = last_picture = None
         for frame in range(self._frame_skip):
-            core.step(buttons)
+            core.step(buttons, frame >= self._frame_skip - 2)
             ram = core.ram
             v, c, d = self._reward_parts(ram)
             moved, ticks, death = moved + v, ticks + c, death + d
@@ -157,13 +156,13 @@ class MarioEnv(gym.Env[Array, Any]):
             else:
                 ram = game.skip_transition(core, ram)
             if terminated or frame >= self._frame_skip - 2:
-                last_screen, screen = screen, core.screen
+                last_picture, picture = picture, core.picture
             if terminated:
                 break
-        assert screen is not None  # frame_skip is at least 1
-        self._store_screen(screen)
+        assert picture is not None  # frame_skip is at least 1
+        self._store_screen()
         self._stack[:-1] = self._stack[1:]
-        self._stack[-1] = to_grey(screen if last_screen is None else np.maximum(last_screen, screen))
+        self._stack[-1] = core.grey(picture, last_picture)
         self._steps += 1
         truncated = not terminated and self._steps == self._max_steps
         self._ended = terminated or truncated
@@ -190,6 +189,10 @@ class MarioEnv(gym.Env[Array, Any]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state["core"] != self.core.name and self._core_name == "auto":  # the snapshot decides
+            core = make_core(state["core"], self._rom)
+            self.core.close()
+            self.core = core
         if state["core"] != self.core.name:
             raise LabError(
                 f"this snapshot was taken with the core {state['core']}, not {self.core.name}",
@@ -221,36 +224,9 @@ class MarioEnv(gym.Env[Array, Any]):
             ram = game.skip_transition(self.core, ram)
         return ram, ram[game.LIVES] == game.NO_LIVES
 
-    def _store_screen(self, screen: Array) -> None:
+    def _store_screen(self) -> None:
         if self.render_mode is not None:
-            self._last_screen = screen
-
-
-def to_grey(screen: Array) -> Array:
-    """Downsample a 224×240 colour screen to 84×84 greyscale; each pixel is the mean of the area it covers.
-
-    8 rows become 3, and 20 columns become 7. All products and sums are integers below 2²⁴, which float32 represents
-    exactly: the result is the same to the bit on every machine, whatever the order of additions in BLAS.
-    """
-    groups = screen.reshape(HEIGHT // 8, 8, WIDTH * 3).astype(np.uint16)
-    rows = np.empty((HEIGHT // 8, 3, WIDTH * 3), np.float32)
-    rows[:, 0] = 3 * (groups[:, 0] + groups[:, 1]) + 2 * groups[:, 2]
-    rows[:, 1] = 3 * (groups[:, 3] + groups[:, 4]) + groups[:, 2] + groups[:, 5]
-    rows[:, 2] = 3 * (groups[:, 6] + groups[:, 7]) + 2 * groups[:, 5]
-    sums = rows.reshape(-1, 60) @ _COLUMN_WEIGHTS
-    return (sums * (1 / (8 * 20 * 256)) + 0.5).astype(np.uint8).reshape(SIZE, SIZE)
-
-
-def _column_weights() -> NDArray[np.float32]:
-    """Return the weight of each of 20 columns, in three colours, in each of 7: area share times luma weight."""
-    columns = np.arange(20)[:, None]
-    wide = np.arange(7)[None, :]
-    share = np.clip(np.minimum(7 * columns + 7, 20 * wide + 20) - np.maximum(7 * columns, 20 * wide), 0, None)
-    weighted = share[:, None, :] * np.array([77, 150, 29])[None, :, None]
-    return np.asarray(weighted.reshape(60, 7), np.float32)
-
-
-_COLUMN_WEIGHTS = _column_weights()
+            self._last_screen = self.core.screen
 
 
 def _button_mask(names: Sequence[str]) -> int:

@@ -105,7 +105,7 @@ def start_stage(core: Core, world: int, stage: int) -> None:
             for address, value in ((WORLD, world), (STAGE, stage), (AREA, area)):
                 core.write(address, value - 1)
         core.write(PRELEVEL_TIMER, 0)
-        core.step(START if ram[MODE] == TITLE and frame % 2 else 0)
+        core.step(START if ram[MODE] == TITLE and frame % 2 else 0, draw=False)
     raise LabError(
         f"stage {world}-{stage} did not start within {MAX_START_FRAMES} frames",
         hint="check that the file is Super Mario Bros. and complete",
@@ -120,7 +120,7 @@ def skip_transition(core: Core, ram: bytes) -> bytes:
         if ram[PLAYER] not in BUSY and ram[MODE] != WORLD_OVER:
             break
         core.write(PRELEVEL_TIMER, 0)
-        core.step(0)
+        core.step(0, draw=False)
         ram = core.ram
     return ram
 
@@ -130,7 +130,7 @@ def skip_death(core: Core) -> bytes:
     core.write(PLAYER, DEAD)
     lives = core.ram[LIVES]
     for _ in range(MAX_SKIPPED_FRAMES):
-        core.step(0)
+        core.step(0, draw=False)
         ram = core.ram
         if ram[LIVES] == NO_LIVES or (ram[LIVES] != lives and ram[PLAYER] == NORMAL and not is_dying(ram)):
             break

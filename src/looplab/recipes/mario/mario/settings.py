@@ -31,7 +31,7 @@ class EnvSettings:
     max_steps: int | None = None
     """Steps after which an episode is truncated; None: never."""
     core: str = "auto"
-    """Emulator: auto, fceumm or nes-py."""
+    """Emulator: auto, builtin, fceumm or nes-py."""
     num_envs: int = 8
     workers: int | None = None
     """Worker processes; None: as many as cores; 0: none."""

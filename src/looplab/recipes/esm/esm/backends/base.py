@@ -1,7 +1,8 @@
 """Contract of a backend that generates text segment by segment and can be steered between segments.
 
-A session is a batch of rows. A row consists of its prompt, the tokens generated so far, and the committed injections.
-All outputs for a row are a function of these and of the row's seed, and do not depend on the other rows.
+A session is a batch of rows, of which at most `model.max_num_seqs` are computed at once. A row consists of its prompt,
+the tokens generated so far, and the committed injections. All outputs for a row are a function of these and of the
+row's seed, and do not depend on the other rows.
 
 This holds up to rounding: kernels choose the order of additions depending on the batch shape, the position of the row
 and the CPU. The same calls with the same prompts in the same order are bit-identical on one machine with the same
@@ -170,7 +171,7 @@ def make_backend(model: ModelOptions, chat: bool = False) -> Backend:
     if model.backend == "toy":
         from .toy import ToyBackend
 
-        return ToyBackend()
+        return ToyBackend(model.max_num_seqs)
     if model.backend == "transformers":
         from .hf import HFBackend
 
@@ -180,6 +181,7 @@ def make_backend(model: ModelOptions, chat: bool = False) -> Backend:
             device=model.device,
             threads=model.threads,
             max_model_len=model.max_model_len,
+            max_num_seqs=model.max_num_seqs,
             chat=chat,
         )
     if model.backend == "vllm":
@@ -198,14 +200,19 @@ def make_backend(model: ModelOptions, chat: bool = False) -> Backend:
     raise LabError(f"unknown model.backend {model.backend!r}", hint=f"use one of {', '.join(BACKENDS)}")
 
 
-def check_request(
-    rows: Sequence[int], limits: Sequence[int], injections: Sequence[Injection | None], n_layers: int, width: int
-) -> None:
-    """Raise LabError for an invalid call of `generate`; the same for all backends."""
+def check_rows(rows: Sequence[int], limits: Sequence[int], injections: Sequence[Injection | None]) -> None:
+    """Raise LabError for a call of `generate` whose lists do not fit together."""
     if not len(rows) == len(limits) == len(injections):
         raise LabError(f"generate: {len(rows)} rows, {len(limits)} limits and {len(injections)} injections")
     if len(set(rows)) != len(rows):
         raise LabError("generate: a row occurs twice")
+
+
+def check_request(
+    rows: Sequence[int], limits: Sequence[int], injections: Sequence[Injection | None], n_layers: int, width: int
+) -> None:
+    """Raise LabError for an invalid call of `generate`; the same for all backends."""
+    check_rows(rows, limits, injections)
     for injection in injections:
         if injection is None:
             continue

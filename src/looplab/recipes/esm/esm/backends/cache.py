@@ -35,6 +35,11 @@ class KVCache:
         self.data = torch.zeros((*old.shape[:4], self.capacity, old.shape[5]), dtype=old.dtype, device=old.device)
         self.data[..., : old.shape[4], :] = old
 
+    def to(self, device: torch.device) -> None:
+        """Move everything to a device."""
+        if self.data is not None:
+            self.data = self.data.to(device)
+
     def swap(self, one: int, other: int, length: int) -> None:
         """Swap two slots."""
         assert self.data is not None

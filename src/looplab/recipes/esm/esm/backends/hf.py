@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .checkpoint import TokenizerWrapper, eos_token_ids, fingerprint, model_fold
 from .draw import draw
 from .llama import LlamaCore, SteeringVectors, is_llama
 from .module import ModuleCore
+from .split import SplitSession
 
 PREFILL_TOKENS = 4096
 """Maximum number of tokens per prefill, including padding."""
@@ -39,6 +41,7 @@ class HFBackend:
         device: str = "auto",
         threads: int = 1,
         max_model_len: int = 8192,
+        max_num_seqs: int = 64,
         chat: bool = False,
         fast: bool = True,
     ) -> None:
@@ -71,13 +74,16 @@ class HFBackend:
         with torch.inference_mode():
             self.core: LlamaCore | ModuleCore = ModuleCore(model) if not fast else _core(model, self.max_len)
         self.n_layers, self.width = self.core.n_layers, self.core.width
+        self.max_num_seqs = max_num_seqs
         self._injections_applied = 0
 
     def apply_chat_template(self, prompt: str) -> str:
         return self.tokenizer.apply_chat_template(prompt)
 
     @torch.inference_mode()
-    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> HFSession:
+    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> HFSession | SplitSession:
+        if len(prompts) > self.max_num_seqs:
+            return SplitSession(partial(HFSession, self), prompts, seeds, self.max_num_seqs)
         return HFSession(self, prompts, seeds)
 
     def injections_applied(self) -> int:
@@ -338,6 +344,19 @@ class HFSession:
             self._cache.swap(slot, place, self._used)
             self._row_in_slot[slot], self._row_in_slot[place] = row, other
             self._rows[row].slot, self._rows[other].slot = slot, place
+
+    def park(self) -> None:
+        self._move(torch.device("cpu"))
+
+    def resume(self) -> None:
+        self._move(self._core.device)
+
+    @torch.inference_mode()
+    def _move(self, device: torch.device) -> None:
+        """Move the state of the rows to a device."""
+        self._cache.to(device)
+        if self._logits is not None:
+            self._logits, self._states = self._logits.to(device), self._states.to(device)
 
     def text(self, row: int) -> str:
         held = self._rows[row]

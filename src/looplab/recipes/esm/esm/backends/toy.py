@@ -12,12 +12,13 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from .base import Completion, Finish, Floats, Injection, SamplingParams, check_request
 from .draw import draw, mix
+from .split import SplitSession
 
 EOS = 0
 VOCABULARY = ("", "Mind:", " slow", " fast", ".", "\n", "\n#### ", "+", "=", *"0123456789")
@@ -59,13 +60,16 @@ class ToyBackend:
         "toy-" + hashlib.sha256(repr((VOCABULARY, LAYERS, WIDTH, LOGIT_MARGIN, MIND_WEIGHT)).encode()).hexdigest()[:16]
     )
 
-    def __init__(self) -> None:
+    def __init__(self, max_num_seqs: int = 64) -> None:
+        self.max_num_seqs = max_num_seqs
         self._injections_applied = 0
 
     def apply_chat_template(self, prompt: str) -> str:
         return prompt
 
-    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> ToySession:
+    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> ToySession | SplitSession:
+        if len(prompts) > self.max_num_seqs:
+            return SplitSession(partial(ToySession, self), prompts, seeds, self.max_num_seqs)
         return ToySession(self, prompts, seeds)
 
     def injections_applied(self) -> int:
@@ -140,6 +144,11 @@ class ToySession:
             for row, result in zip(rows, work, strict=True):
                 self._rows[row] = result
         return completions
+
+    def park(self) -> None:
+        """Nothing to do: everything is in host memory."""
+
+    resume = park
 
     def text(self, row: int) -> str:
         return self._rows[row].text()

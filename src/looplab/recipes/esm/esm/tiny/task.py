@@ -5,9 +5,17 @@ omits the last operation, so that the answer is wrong. The question does not rev
 own fraction of careful texts, and each author prefers certain words at the start of a segment. A model of these texts
 imitates the hasty author on half of the items, and its hidden state at a segment boundary reveals which author it is.
 
+`opposed`: questions as in `steerable`, but for books, pens and eggs the hasty answer, without the last operation, is
+the correct one. Half of the questions that the model gets wrong need the opposite direction of the other half, so that
+no single vector can fix them all.
+
 `slips`: larger numbers and one author, who occasionally miscalculates at random. No latent cause, so no direction.
 
 `addition1`, `addition2`: one and two additions in everyday words, for a real language model.
+
+`habits`: the same additions with one of two requests for the form of the answer, which a small language model often
+fails in opposite ways: asked for one line, it continues after the answer; asked for a final line `#### n`, it stops
+before it. Only the form counts, not the sum.
 
 The hash of a question determines its split: `corpus` (training data of the tiny model), `train`, `dev` and `test` never
 share a question, for any seed and any size.
@@ -25,17 +33,22 @@ from looplab.errors import LabError
 
 from ..data import Example
 
-KINDS = ("steerable", "slips", "addition1", "addition2")
+KINDS = ("steerable", "opposed", "slips", "addition1", "addition2", "habits")
 SPLITS = {"corpus": range(0, 70), "train": range(70, 80), "dev": range(80, 90), "test": range(90, 100)}
 BORDER = "\n\n"
 
 _NAMES = ("Ann", "Ben", "Eva", "Kim", "Leo", "Max", "Sue", "Tom")
 # Fraction of careful texts per item; away from one half, so that the more frequent author is clear.
 _CAREFUL = {"apples": 0.85, "books": 0.75, "pens": 0.65, "cards": 0.35, "coins": 0.25, "eggs": 0.15}
+_HASTY_IS_CORRECT = ("books", "pens", "eggs")  # of `opposed`
 _SLIP_ITEMS = ("bolts", "nails", "screws", "tiles")
 _CAREFUL_WORDS, _HASTY_WORDS = ("First", "Next", "Then", "Last"), ("Easy", "So", "OK", "Well")
 _OWN_WORD = 0.85  # probability that a segment starts with one of the author's own words
 _SLIP = 0.25  # probability of an error per operation of `slips`
+_REQUESTS = {
+    "one line": "Reply with one line.",
+    "marked": "Answer in one short sentence. Then write a line with #### and the number.",
+}  # of `habits`, by the form (grading.py) that they ask for
 _OPERATIONS = {"+": "gets {n} more", "-": "loses {n}"}
 
 
@@ -48,6 +61,8 @@ class WordProblem:
     start: int
     steps: tuple[tuple[str, int], ...]
     """Operation sign and number, in order."""
+    form: str = ""
+    """`habits`: the requested form."""
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -100,6 +115,13 @@ def examples(kind: str, split: str, n: int, seed: int = 0) -> list[Example]:
     return list(made.values())
 
 
+def group_of(example: Example) -> str:
+    """Return what a question is about, for tables by group: its item, or the form that it asks for."""
+    if example.kind == "form":
+        return example.gold
+    return next((item for item in (*_CAREFUL, *_SLIP_ITEMS) if item in example.question.split()[3]), "")
+
+
 def texts(kind: str, seed: int) -> Iterator[Text]:
     """Yield training texts endlessly, correct and incorrect, for questions of the corpus split."""
     _check_choice("kind", kind, ("steerable", "slips"))
@@ -123,38 +145,43 @@ def _problems(kind: str, split: str, seed: int) -> Iterator[WordProblem]:
 
 def _sample_problem(kind: str, rng: random.Random) -> WordProblem:
     name = rng.choice(_NAMES)
-    if kind == "steerable":
+    if kind in ("steerable", "opposed"):
         item, start, steps = rng.choice(list(_CAREFUL)), rng.randint(3, 15), rng.choice((2, 3))
         return WordProblem(name, item, start, tuple((rng.choice("+-"), rng.randint(1, 6)) for _ in range(steps)))
     if kind == "slips":
         item, start = rng.choice(_SLIP_ITEMS), rng.randint(11, 50)
         return WordProblem(name, item, start, tuple((rng.choice("+-"), rng.randint(5, 22)) for _ in range(2)))
-    count, least, most = (2, 11, 49) if kind == "addition1" else (3, 3, 15)
+    count, least, most = (2, 11, 49) if kind in ("addition1", "habits") else (3, 3, 15)
     numbers = [rng.randint(least, most) for _ in range(count)]
-    return WordProblem(name, rng.choice(list(_CAREFUL)), numbers[0], tuple(("+", number) for number in numbers[1:]))
+    item = rng.choice(list(_CAREFUL))
+    form = rng.choice(list(_REQUESTS)) if kind == "habits" else ""
+    return WordProblem(name, item, numbers[0], tuple(("+", number) for number in numbers[1:]), form)
 
 
 def _question(kind: str, problem: WordProblem) -> str:
     """Return the question: in the tiny language for the tiny model, in everyday words for a real one."""
-    if not kind.startswith("addition"):
+    if kind not in ("addition1", "addition2", "habits"):
         return problem.question
     first, *later = [number for _, number in problem.steps]
     more = "".join(f" Then {problem.name} finds {number} more {problem.item}." for number in later)
     return (
         f"{problem.name} has {problem.start} {problem.item}. {problem.name} buys {first} more {problem.item}.{more} "
-        f"How many {problem.item} does {problem.name} have now? Write the addition, then the answer."
+        f"How many {problem.item} does {problem.name} have now? "
+        f"{_REQUESTS.get(problem.form, 'Write the addition, then the answer.')}"
     )
 
 
 def _example(kind: str, problem: WordProblem, name: str) -> Example:
-    words = _CAREFUL_WORDS if kind == "steerable" else ("First", "So", "Then")
+    hasty = kind == "opposed" and problem.item in _HASTY_IS_CORRECT
+    words = _HASTY_WORDS if hasty else _CAREFUL_WORDS if kind in ("steerable", "opposed") else ("First", "So", "Then")
+    values = problem.values[:-1] if hasty else problem.values
     return Example(
         id=name,
         question=_question(kind, problem),
-        gold=str(problem.values[-1]),
-        kind="number",
+        gold=problem.form or str(values[-1]),
+        kind="form" if problem.form else "number",
         choices=(),
-        solution=_segments(problem, words, problem.values),
+        solution=None if problem.form else _segments(problem, words, values),
     )
 
 

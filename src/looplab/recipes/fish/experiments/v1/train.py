@@ -4,9 +4,10 @@
     python experiments/v1/train.py --smoke --out /tmp/x  # smoke test of a few seconds
 
 Writes to --out (default: the artifacts folder next to this file): checkpoints/policy.json with its weights,
-logs/metrics.jsonl, plots/curves.png, media/episode.gif, schedule.json (declared schedules), schedule_trace.json (actual
-schedules), settings.json, and eval.json, the result of the frozen evaluation. `survival_rate` in the log is the
-expected fraction of fish that survive an episode at the death rate of that iteration; only eval.json is a result.
+logs/metrics.jsonl, tb_logs/ (the same for TensorBoard, if it is installed; not in runs of a study), plots/curves.png,
+media/episode.gif, schedule.json (declared schedules), schedule_trace.json (actual schedules), settings.json, and
+eval.json, the result of the frozen evaluation. `survival_rate` in the log is the expected fraction of fish that survive
+an episode at the death rate of that iteration; only eval.json is a result.
 
 SIGTERM saves first (exit code 143). A run that was killed at any moment resumes from resume/ with the same command, and
 ends with the same weights and rows, to the bit; with another config or changed code it starts from scratch.
@@ -15,6 +16,7 @@ ends with the same weights and rows, to the bit; with another config or changed 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import io
 import json
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 
 from looplab import trainkit
 from looplab.errors import LabError
+from looplab.rl.metrics import import_summary_writer
 from looplab.rl.returns import compute_targets
 
 HERE = Path(__file__).resolve().parent
@@ -290,6 +293,18 @@ def restore(trainer: FishTrainer, training_state: trainkit.TrainingState, folder
     return True
 
 
+def open_tensorboard(folder: Path, iteration: int) -> Any:
+    """Return a writer of TensorBoard events that hides events from `iteration` on; None if it is not installed."""
+    if iteration == 1:  # events of a previous run
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+    try:
+        return import_summary_writer()(str(folder), purge_step=iteration)
+    except LabError as error:
+        print(f"no events in {folder}: {error}")
+        return None
+
+
 def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
     """Train, write all artifacts to `out`, and return the result of the evaluation. A signal raises SystemExit."""
     trainer = FishTrainer(config)
@@ -301,7 +316,11 @@ def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     counters: dict[str, Any] = {"identity": identity(config, smoke), "samples": 0, "seconds": 0.0, "rows": rows}
     resume_folder = out / "resume"
-    with trainkit.Logger(log_file) as logger, trainkit.Checkpoints(resume_folder, keep=1) as states:
+    with (
+        trainkit.Logger(log_file) as logger,
+        trainkit.Checkpoints(resume_folder, keep=1) as states,
+        contextlib.ExitStack() as stack,
+    ):
         parts = {"school": trainer.school}
         training_state = trainkit.TrainingState(
             model=trainer.policy, optimizer=trainer.optimizer, parts=parts, counters=counters, metrics=logger
@@ -311,6 +330,16 @@ def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
         else:  # the folder may contain files of a previous run
             shutil.rmtree(resume_folder, ignore_errors=True)
             log_file.unlink(missing_ok=True)
+        board = None if in_lab else open_tensorboard(out / "tb_logs", len(rows) + 1)
+        if board is not None:
+            stack.callback(board.close)
+
+        def log(row: dict[str, float], step: int) -> None:
+            logger.log(row, step=step)
+            if board is not None:
+                for name, value in row.items():
+                    board.add_scalar(name, value, step)
+
         start_time = time.perf_counter() - counters["seconds"]
         with trainkit.stopping() as stop:
             for iteration in range(len(rows) + 1, config.iterations + 1):
@@ -332,13 +361,15 @@ def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
                     "sps": counters["samples"] / counters["seconds"],
                 }
                 rows.append(row)
-                logger.log(row, step=iteration)
+                log(row, iteration)
                 stopped = bool(stop)
                 if iteration % 10 == 0 or iteration == config.iterations or stopped:
                     save_policy(out / "checkpoints", trainer.policy, iteration)
                     names = (*scheduled, "survival_rate")
                     trace = [{"iteration": i, **{n: r[n] for n in names}} for i, r in enumerate(rows, 1)]
                     write_json(out / "schedule_trace.json", {"trace": trace})
+                    if board is not None:
+                        board.flush()
                     training_state.save(states, iteration)
                     print(
                         f"{iteration:4}/{config.iterations}  survival {row['survival_rate']:.3f}  reward "
@@ -352,7 +383,7 @@ def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
         result = evaluate(policy, 2 if smoke else EPISODES) | {"policy_sha256": policy.sha256}
         write_json(out / "eval.json", result)
         scores = {f"eval/{name}": result[name] for name in ("survival_rate", "min_survival", "mean_return")}
-        logger.log(scores, step=config.iterations)
+        log(scores, config.iterations)
         logger.summary({**scores, "samples": counters["samples"], "seconds": time.perf_counter() - start_time})
     save_curves(out / "plots" / "curves.png", rows, ("survival_rate", "mean_reward", "entropy", "value_loss"))
     save_episode(out / "media" / "episode.gif", policy, config.num_fish, GIF_SEED, 50 if smoke else STEPS)

@@ -1,0 +1,21 @@
+"""Measured values with the digits that they deserve."""
+
+from __future__ import annotations
+
+from math import floor, isfinite, log10
+
+
+def with_spread(value: float, spread: float) -> str:
+    """Return `0.973 ± 0.002`: the spread with one digit, two if it begins with 1, the value with as many decimals.
+
+    Args:
+        value: Finite.
+        spread: Its standard deviation or error; 0 or not finite: only the value is shown.
+    """
+    if not spread or not isfinite(spread):
+        return f"{value:.4g}"
+    size = floor(log10(spread) + 1e-9)
+    decimals = (spread / 10.0**size < 2.0) - size
+    if not 0 <= decimals <= 9:
+        return f"{value:.4g} ± {spread:.2g}"
+    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"

@@ -1,0 +1,325 @@
+"""Which metric of a run is its objective: by its name, its curve, and what the script keeps the best of."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from looplab.measure.splits import KINDS, kind_of_split
+from looplab.measure.stdout import LAST_LINE
+from looplab.measure.summary import METRIC_WORDS, Directions, plain_name
+from looplab.onboard.knobs import words_of
+from looplab.onboard.source import call_name, calls, constant, keyword
+from looplab.onboard.trial import MIN_POINTS, MeasuredMetric
+
+Goal = Literal["min", "max"]
+
+SHORT = {
+    "accuracy": "acc",
+    "error": "err",
+    "returns": "return",
+    "rewards": "reward",
+    "rew": "reward",
+    "scores": "score",
+    "losses": "loss",
+    "likelihood": "ll",
+    "loglikelihood": "ll",
+    "perplexity": "ppl",
+}
+"""Words of metrics that mean the same."""
+OPTIMISED = {
+    "loss",
+    "nll",
+    "ce",
+    "xent",
+    "crossentropy",
+    "logloss",
+    "cost",
+    "ll",
+    "elbo",
+    "ppl",
+    "deviance",
+    "kld",
+    "log",
+}
+"""What is optimised, rather than what people report."""
+RESULTS = {SHORT.get(word, word) for word in METRIC_WORDS} | {
+    "ce",
+    "xent",
+    "crossentropy",
+    "logloss",
+    "metric",
+    "quality",
+}
+NOT_RESULTS = {
+    *("lr", "learning", "rate", "time", "seconds", "sec", "secs", "sps", "fps", "eta", "epoch", "epochs", "step"),
+    *("steps", "iter", "iters", "iteration", "iterations", "memory", "mem", "gpu", "grad", "norm", "mfu", "speed"),
+    *("throughput", "ms", "samples", "tokens", "length", "len", "timesteps", "elapsed", "progress", "entropy", "kl"),
+    *("clipfrac", "decay", "momentum", "size", "batch", "runtime", "episode", "episodes", "n", "count", "num", "std"),
+    *("flos", "params", "updates", "beta", "epsilon", "temperature", "gamma", "alpha", "trial", "fold", "sd", "var"),
+}
+"""Words of what is measured beside the result: rates, times, counters, spreads."""
+SUMMARY = {"best", "max", "min", "final"}
+"""Words of values that a script derives from others."""
+WHOLE = {"both", "overall", "all"}
+"""Words of values over all parts of a split."""
+SPLITS = {word for words in KINDS.values() for word in words}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveGuess:
+    """A metric that could be the objective."""
+
+    metric: str
+    goal: Goal
+    score: float
+    why: str
+    is_goal_known: bool = True
+    """Whether the name, the curve or the script says what is better; if not, the goal is `min`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBest:
+    """A value of which a script keeps the best."""
+
+    words: frozenset[str]
+    goal: Goal | None
+
+
+def rank_objectives(
+    metrics: Iterable[MeasuredMetric], settings: Iterable[str] = (), kept: Sequence[KeptBest] = ()
+) -> list[ObjectiveGuess]:
+    """Return the metrics of a run that could be its objective, the likeliest first.
+
+    What counts: a validation or test split, a word that results have (accuracy, reward, loss), that the script itself
+    keeps the best of it, and several points. If a name says nothing of its goal, its curve does. Settings, learning
+    rates, times and counters are left out.
+
+    Args:
+        settings: Names of the script's settings, which many scripts print.
+        kept: What the script keeps the best of (`kept_best`).
+    """
+    found = []
+    metrics = list(metrics)
+    directions = Directions()
+    echoed = set(map(plain_name, settings))
+    has_split = any(_split(metric.name) in ("val", "test") for metric in metrics)
+    named = [frozenset(_result_words(metric.name)) for metric in metrics]
+    summed_up = {parts - SUMMARY for parts in named if parts & SUMMARY}
+    for metric in metrics:
+        words = _result_words(metric.name)
+        if metric.last is None or not math.isfinite(metric.last) or plain_name(metric.name) in echoed:
+            continue
+        if words & NOT_RESULTS and not words & RESULTS - NOT_RESULTS:
+            continue
+        if metric.is_count and not words & RESULTS:
+            continue
+        split = _split(metric.name)
+        score = 0.0
+        why: list[str] = []
+        if split in ("val", "test"):
+            score, why = score + (3.0 if split == "val" else 2.5), [*why, "validation" if split == "val" else "test"]
+        elif split == "train" or (has_split and "loss" in words):
+            score -= 1.0
+        if words & RESULTS - NOT_RESULTS:
+            score += 2.0
+        if words & NOT_RESULTS:
+            score -= 1.5
+        goal = directions.goal(metric.name)
+        rises = metric.first is not None and metric.last > metric.first
+        if goal == "min" and rises and metric.points >= MIN_POINTS and not words & RESULTS:
+            goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
+        mine = next((one for one in kept if _fits(one, words, split)), None)
+        if mine is not None:
+            if metric.name != LAST_LINE:
+                score, why = score + 1.0, [*why, "the script keeps the best"]
+            if mine.goal is not None and not words & RESULTS:
+                goal = mine.goal
+        if metric.points > 1 and words in summed_up:
+            score, why = score + 0.75, [*why, "the script sums it up"]
+        if metric.points > 1:
+            score += 1.0
+        points = f"{metric.points} point{'s' if metric.points != 1 else ''}"
+        why.append("the number in the last printed line" if metric.name == LAST_LINE else points)
+        if words & RESULTS - NOT_RESULTS - OPTIMISED and not words & OPTIMISED:
+            score += 0.5
+        if words & SUMMARY:
+            score -= 0.75  # it cannot get worse, so the curve says less
+        elif "last" in words:
+            score -= 0.25  # of one episode, beside the average of several
+        sure = bool(words & RESULTS) or rises or (mine is not None and mine.goal is not None)
+        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=sure or metric.points > 1))
+    # Equal scores: that of the whole before that of a part, and accuracy before that of one class.
+    return sorted(
+        found,
+        key=lambda guess: (-guess.score, not WHOLE & set(words_of(guess.metric)), len(words_of(guess.metric))),
+    )
+
+
+def _result_words(name: str) -> set[str]:
+    return {SHORT.get(word, word) for word in words_of(name)}
+
+
+def _split(name: str) -> str | None:
+    """Return the split of a metric's name: `val`, `test`, `train`; None: it has none."""
+    words = words_of(name)
+    pairs = ["".join(pair) for pair in pairwise(words)]  # held-out
+    return next((kind for word in (*words, *pairs) if (kind := kind_of_split(word))), None)
+
+
+def _fits(kept: KeptBest, words: set[str], split: str | None) -> bool:
+    """Return whether a metric is what the script keeps the best of."""
+    splits = {kind_of_split(word) for word in kept.words} - {None}
+    names = {word for word in kept.words if word not in SPLITS}
+    if split == "train" or (splits and split is not None and split not in splits):
+        return False
+    return bool(names) and names <= words and (bool(names & RESULTS) or names == words)
+
+
+def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:
+    """Return what scripts keep the best of: `if val_acc > best_acc`, `best = min(best, val_loss)`, and what early
+    stopping and checkpoints monitor; and whether a number in the last printed line should be large."""
+    found: list[KeptBest] = []
+    for index, tree in enumerate(trees):
+        if index == 0 and (goal := _goal_of_last_print(tree)) is not None:
+            found.append(KeptBest(frozenset(words_of(LAST_LINE)), goal))
+        found += _first_of_metrics(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and len(node.ops) == 1:
+                found += _compared(node.left, node.ops[0], node.comparators[0])
+            elif isinstance(node, ast.Call):
+                found += _called(node)
+            for name, value in _named_texts(node):
+                if MONITORS.search(name):
+                    found.append(KeptBest(frozenset(_result_words(value)), None))
+    return found
+
+
+def kept_in_config(settings: Mapping[str, Any]) -> list[KeptBest]:
+    """Return the metrics that a config names as those that count: `monitor: min val_loss`.
+
+    Args:
+        settings: The values of a config by dotted name.
+    """
+    found: list[KeptBest] = []
+    for name, value in settings.items():
+        if MONITORS.search(name.rpartition(".")[2]) and isinstance(value, str):
+            first, _, rest = value.partition(" ")
+            goal: Goal | None = first if first in ("min", "max") and rest else None  # type: ignore[assignment]
+            if words := frozenset(_result_words(rest if goal else value)) - {"off", "none"}:
+                found.append(KeptBest(words, goal))
+    return found
+
+
+def _first_of_metrics(tree: ast.Module) -> list[KeptBest]:
+    """Return the metric that early stopping looks at if a script has several: with LightGBM's `first_metric_only`."""
+    stops = calls(tree, "early_stopping", "LGBMClassifier", "LGBMRegressor", "train")
+    if not any(constant(keyword(call, "first_metric_only")) is True for call in stops):
+        return []
+    pairs: list[tuple[Any, ast.expr]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            pairs += [(constant(key), value) for key, value in zip(node.keys, node.values, strict=True)]
+        elif isinstance(node, ast.Call):
+            pairs += [(item.arg, item.value) for item in node.keywords]
+    for name, value in pairs:
+        metrics = constant(value)
+        if name in ("metric", "eval_metric") and isinstance(metrics, list) and metrics and isinstance(metrics[0], str):
+            return [KeptBest(frozenset(_result_words(metrics[0])), None)]
+    return []
+
+
+MONITORS = re.compile(
+    r"(?i)monitor|(?:best|main|primary|target|key|selection|early_stop\w*|stopping|checkpoint)[-_]?metric"
+    r"|metric[-_](?:for|to)[-_]|selection[-_]criterion"
+)
+"""Names of settings that hold the name of the metric that counts."""
+
+
+def _named_texts(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the texts that have a name: in a variable, a table, a default, or an option."""
+    pairs: list[tuple[Any, ast.expr | None]] = []
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        pairs = [(getattr(target, "id", getattr(target, "attr", None)), node.value)]
+    elif isinstance(node, ast.Dict):
+        pairs = [(constant(key), value) for key, value in zip(node.keys, node.values, strict=True)]
+    elif isinstance(node, ast.arguments):
+        last = node.args[len(node.args) - len(node.defaults) :]
+        pairs = [(parameter.arg, default) for parameter, default in zip(last, node.defaults, strict=True)]
+    elif isinstance(node, ast.Call) and node.args and isinstance(flag := constant(node.args[0]), str):
+        pairs = [(flag, keyword(node, "default"))]
+    for name, value in pairs:
+        text = constant(value)
+        if isinstance(name, str) and isinstance(text, str) and text:
+            yield name, text
+
+
+def _goal_of_last_print(tree: ast.Module) -> Goal | None:
+    """Return the goal of what a script prints last, `print(scores.mean())`; None: its names do not tell."""
+    prints = [call for call in calls(tree, "print") if len(call.args) == 1]
+    if not prints:
+        return None
+    printed = prints[-1].args[0]
+    names = {node.id for node in ast.walk(printed) if isinstance(node, ast.Name)}
+    bound = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+    ]
+    for node in (item for expression in (printed, *bound) for item in ast.walk(expression)):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        words = [SHORT.get(word, word) for word in words_of(name)]
+        if RESULTS & set(words):
+            return Directions().goal("_".join(words))
+    return None
+
+
+def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> list[KeptBest]:
+    larger = isinstance(operator, ast.Gt | ast.GtE)
+    if not (larger or isinstance(operator, ast.Lt | ast.LtE)):
+        return []
+    left_words, right_words = _named(left), _named(right)
+    if ("best" in left_words) == ("best" in right_words):
+        return []
+    goal: Goal = "max" if larger == ("best" in right_words) else "min"
+    return [KeptBest(words, goal) for side in (left_words, right_words) if (words := side - {"best", "previous"})]
+
+
+def _called(call: ast.Call) -> list[KeptBest]:
+    name = call_name(call).rpartition(".")[2]
+    if name in ("min", "max") and len(call.args) == 2:
+        sides = [_named(argument) for argument in call.args]
+        if sum("best" in side for side in sides) == 1:
+            return [KeptBest(words, name) for side in sides if (words := side - {"best"})]  # type: ignore[arg-type]
+    given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+    metric = given.get("monitor") or given.get("metric_for_best_model")
+    goal: Goal | None = None
+    if given.get("mode") in ("min", "max"):
+        goal = given["mode"]  # type: ignore[assignment]
+    if isinstance(metric, str):
+        return [KeptBest(frozenset(_result_words(metric)), goal)]
+    direction = str(given.get("direction", ""))
+    if direction in ("maximize", "minimize"):
+        return [KeptBest(frozenset({"value"}), "max" if direction == "maximize" else "min")]
+    return []
+
+
+def _named(node: ast.expr) -> frozenset[str]:
+    """Return the words of a variable, an attribute, or a subscript with a text."""
+    if isinstance(node, ast.Name):
+        return frozenset(_result_words(node.id))
+    if isinstance(node, ast.Attribute):
+        return frozenset(_result_words(node.attr))
+    if isinstance(node, ast.Subscript):
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return _named(node.value) | (frozenset(_result_words(key)) if isinstance(key, str) else frozenset())
+    if isinstance(node, ast.Call):
+        return frozenset(_result_words(call_name(node).rpartition(".")[2]))
+    return frozenset()

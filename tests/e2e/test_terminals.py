@@ -1,0 +1,73 @@
+"""What people see on terminals of any width, and in their first minutes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.cli import output
+from looplab.cli.labs import how_to_continue
+
+COLUMNS = ["run", "round", "by", "slot", "status", "val/accuracy", "verdict", "time", "why"]
+WHY = "0005-fnn7 again, as it must lose again before 0037-uu5t replaces it"
+ROWS = [["0050-zppx", "3", "judge", "cpu0", "ok", "0.96889", "confirmation of 0005-fnn7", "14.3s", WHY]] * 3
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_a_wide_table_is_readable_on_a_narrow_terminal(
+    width: int, term: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", term)
+    output.table(COLUMNS, ROWS)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= {80: 2 + 3 * 3, 120: 1 + 3 * 3, 200: 1 + 3}[width]
+    assert sum("0050-zppx" in line for line in lines) == 3
+    if width != 120:  # there the column of sentences has room for several lines
+        assert " ".join(" ".join(lines).split()).count("0005-fnn7 again, as it must lose") == 3
+
+
+def test_a_table_in_a_pipe_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    output.table(COLUMNS, ROWS)
+    assert capsys.readouterr().out.splitlines()[1].endswith(WHY)
+
+
+def test_a_study_that_is_done_says_how_to_continue() -> None:
+    assert how_to_continue("all 3 round(s) are done") == "; `looplab run --rounds 4` would continue"
+    assert how_to_continue("all 20 run(s) are done, 2 of them submitted commands").endswith("--runs 21` would continue")
+    assert how_to_continue("stopped by a person") == ""
+
+
+def test_the_first_lab_is_not_offered_as_a_script_of_ones_own(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "looplab"]
+    made = subprocess.run([*words, "init"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "for a lab of your own script" not in made.stdout
+    assert (tmp_path / "quickstart" / "lab.yaml").exists()
+    none = subprocess.run([*words, "status"], cwd=tmp_path, capture_output=True, text=True)
+    assert none.returncode == 2
+    assert "`looplab init train.py` for your own script" in none.stderr
+
+
+def test_every_line_of_the_help_fits(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "looplab", "--help"], capture_output=True, text=True, check=True)
+    assert "..." not in done.stdout.replace("[ARGS]...", "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_terminal_is_drawn_without_anything_from_the_network(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+    import take_pictures
+
+    svg = take_pictures.terminal_picture(tmp_path, ["--version", "init --help"])
+    assert "$" in svg
+    assert "@font-face" not in svg
+    assert "url(http" not in svg

@@ -1,0 +1,119 @@
+"""Copies of run folders between machines without a shared disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from looplab.errors import LabError
+from looplab.launch import mirror
+from looplab.launch.mirror import Chunk, EngineMirror, NodeMirror, read_tree
+
+
+class Pair:
+    """A run folder on the engine's machine, and the same on a node."""
+
+    def __init__(self, folder: Path, limit: int = 1 << 30) -> None:
+        self.here = folder / "lab/r1"
+        (self.here / "record").mkdir(parents=True)
+        self.node = NodeMirror(folder / "node", limit)
+        self.there = self.node.run_dir(self.here)
+        self.there.mkdir(parents=True)
+        self.engine = self.new_engine()
+
+    def new_engine(self) -> EngineMirror:
+        return EngineMirror(self.here, self.here / "record")
+
+    def pull(self, *, final: bool = True, portions: int = 1000) -> list[str]:
+        """Copy until there is nothing more; return what is left out."""
+        skipped: list[str] = []
+        for _ in range(portions):
+            chunks, skipped = self.node.changes(self.here, self.engine.known, final=final)
+            for chunk in chunks:
+                self.engine.store(chunk)
+            if not chunks:
+                break
+        return skipped
+
+    def files(self, root: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setattr(mirror, "PORTION", 1000)
+    return Pair(tmp_path)
+
+
+def test_everything_comes_back_in_portions(pair: Pair) -> None:
+    (pair.there / "a/b").mkdir(parents=True)
+    (pair.there / "a/b/model.pt").write_bytes(os.urandom(5000))
+    (pair.there / "metrics.jsonl").write_bytes(b"row\n" * 2000)
+    (pair.there / "empty").touch()
+    (pair.there / "run.sh").touch(mode=0o755)
+    pair.pull()
+    assert pair.files(pair.here) == pair.files(pair.there)
+    assert os.access(pair.here / "run.sh", os.X_OK)
+    assert not pair.node.changes(pair.here, pair.engine.known, final=True)[0]
+
+
+def test_logs_grow_and_other_files_wait_until_they_are_complete(pair: Pair) -> None:
+    (pair.there / "metrics.jsonl").write_text("1\n")
+    (pair.there / "model.pt").write_text("half")
+    pair.pull(final=False)
+    with open(pair.there / "metrics.jsonl", "a") as file:
+        file.write("2\n")
+    pair.pull(final=False)
+    assert (pair.here / "metrics.jsonl").read_text() == "1\n2\n"
+    assert not (pair.here / "model.pt").exists()
+    (pair.there / "metrics.jsonl").write_text("1\n")  # cut back to a checkpoint
+    pair.pull()
+    assert pair.files(pair.here) == pair.files(pair.there)
+
+
+def test_the_next_engine_continues_a_copy(pair: Pair) -> None:
+    (pair.there / "metrics.jsonl").write_bytes(os.urandom(2500))
+    (pair.there / "old.pt").write_bytes(b"x" * 500)
+    pair.pull(portions=2)
+    size = (pair.here / "metrics.jsonl").stat().st_size
+    assert 0 < size < 2500
+    pair.engine = pair.new_engine()
+    chunks, _ = pair.node.changes(pair.here, pair.engine.known, final=True)
+    assert chunks[0].offset == size
+    pair.pull()
+    pair.engine.close()
+    assert pair.files(pair.here) == pair.files(pair.there)
+
+
+def test_a_prepared_folder_is_sent_once(pair: Pair) -> None:
+    (pair.here / "record/config.json").write_text("{}")
+    pair.engine = pair.new_engine()
+    pair.node.write_tree(pair.there, read_tree(pair.here))
+    assert pair.files(pair.there) == pair.files(pair.here)
+    assert pair.node.changes(pair.here, pair.engine.known, final=True) == ([], [])
+
+
+def test_too_much_stays_on_the_node_and_is_named(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, limit=100)
+    (pair.there / "large.pt").write_bytes(b"x" * 200)
+    (pair.there / "small.pt").write_bytes(b"x" * 50)
+    assert pair.pull() == ["large.pt"]
+    assert set(pair.files(pair.here)) == {"small.pt"}
+
+
+def test_links_are_not_copied_and_names_cannot_lead_out(pair: Pair, tmp_path: Path) -> None:
+    (pair.there / "link").symlink_to("/etc/passwd")
+    os.mkfifo(pair.there / "pipe")
+    pair.pull()
+    assert not os.listdir(pair.here / "record")
+    assert os.listdir(pair.here) == ["record"]
+    for name in ("../out.log", "/tmp/out.log"):
+        with pytest.raises(LabError):
+            pair.engine.store(Chunk(name, 0, b"x", 1, 1, 0o644))
+    (tmp_path / "elsewhere").mkdir()
+    (pair.here / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LabError):
+        pair.engine.store(Chunk("sub/x.log", 0, b"x", 1, 1, 0o644))
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -1,0 +1,347 @@
+"""Ways of writing trainers that were met in released packages, each in a small script of that style."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import PATIENCE_S
+from tests.e2e.conftest import COMMAND
+
+from looplab.config.files import read_config
+from looplab.errors import LabError
+from looplab.measure.stdout import StdoutSource
+from looplab.onboard.base import Interface, Script, ScriptSetting
+from looplab.onboard.knobs import find_seed, suggest, unused_settings
+from looplab.onboard.labfile import make_lab
+from looplab.onboard.objective import kept_best, kept_in_config, rank_objectives
+from looplab.onboard.readers import read_interface
+from looplab.onboard.scripts import find_script
+from looplab.onboard.trial import MeasuredMetric
+
+ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
+
+
+def looplab(folder: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [str(COMMAND), *words], cwd=folder, env=ENV, capture_output=True, text=True, timeout=PATIENCE_S,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def read(folder: Path, code: str, *arguments: str) -> tuple[Script, Interface]:
+    (folder / "train.py").write_text(code)
+    script = find_script([sys.executable, "train.py", *arguments], folder)
+    interface = read_interface(script)
+    assert interface is not None
+    return script, interface
+
+
+def lab_of(folder: Path, code: str, *arguments: str) -> dict[str, Any]:
+    """Return the lab file that `init` would write, and the base config as its key `config`."""
+    script, interface = read(folder, code, *arguments)
+    files = make_lab(script, interface).files
+    (folder / "lab.yaml").write_text(files["lab.yaml"])
+    return {**read_config(folder / "lab.yaml"), "config": json.loads(files["train.base.json"])}
+
+
+# -- which settings are knobs
+
+ARGPARSE = "import argparse\np = argparse.ArgumentParser()\n"
+
+
+def test_one_number_of_an_option_that_takes_several_is_a_knob(tmp_path: Path) -> None:
+    code = f"""{ARGPARSE}
+p.add_argument("--hidden-dim", type=int, nargs="+", default=[300])
+p.add_argument("--depth", type=int, nargs="*", default=[3])
+p.add_argument("--milestones", type=int, nargs="+", default=[30, 60])
+p.parse_args()
+"""
+    lab = lab_of(tmp_path, code)
+    assert lab["knobs"]["hidden-dim"] == {"choices": [75, 150, 300, 600, 1200]}
+    assert lab["knobs"]["depth"] == {"type": "int", "low": 1, "high": 6}
+    assert lab["config"]["hidden-dim"] == 300
+    assert "milestones" not in lab["knobs"]
+    typed = lab_of(tmp_path, code, "--hidden-dim", "64", "--depth", "2", "4")
+    assert typed["config"] == {"hidden-dim": 64, "depth": [2, 4]}
+    assert typed["launch"]["config"]["lists"] == "spread"
+    assert "depth" not in typed["knobs"]  # two values are not one number
+
+
+def test_settings_of_what_is_switched_off_are_not_knobs(tmp_path: Path) -> None:
+    code = f"""{ARGPARSE}
+p.add_argument("--lr", type=float, default=0.01)
+p.add_argument("--swa", action="store_true")
+p.add_argument("--swa-lr", type=float, default=0.001)
+p.add_argument("--use-ema", action="store_true")
+p.add_argument("--ema-decay", type=float, default=0.99)
+p.add_argument("--optimizer", choices=["adam", "lion"], default="adam")
+p.add_argument("--lion-beta", type=float, default=0.95)
+p.add_argument("--beta-lion", type=float, default=0.95)
+p.add_argument("--adam-beta", type=float, default=0.9)
+p.add_argument("--norm", choices=["batch", "group"], default="group")
+p.add_argument("--batch-size", type=int, default=32)
+p.parse_args()
+"""
+    assert set(lab_of(tmp_path, code)["knobs"]) == {"lr", "optimizer", "adam-beta", "norm", "batch-size"}
+    with_swa = lab_of(tmp_path, code, "--swa", "--optimizer", "lion")["knobs"]
+    assert {"swa-lr", "lion-beta", "beta-lion"} <= set(with_swa)
+    assert "adam-beta" not in with_swa
+    assert "ema-decay" in lab_of(tmp_path, code, "--ema-decay", "0.9")["knobs"]  # it was typed
+
+
+def test_a_switch_with_a_general_name_switches_nothing_off() -> None:
+    settings = [ScriptSetting("train", "bool", False), ScriptSetting("train_batch_size", "int", 32)]
+    assert unused_settings(settings, {}) == set()
+
+
+def test_the_weight_of_a_term_of_the_loss_is_offered_only() -> None:
+    assert suggest(ScriptSetting("forces_weight", "float", 10.0, help="weight of forces loss")).role == "doubtful"
+    assert suggest(ScriptSetting("class_weight_power", "float", 10.0)).role == "knob"
+
+
+def test_the_seed_of_the_training_comes_before_that_of_the_data() -> None:
+    names = ["data-seed", "pytorch-seed"]
+    assert find_seed([ScriptSetting(name, "int", 0) for name in names]) == "pytorch-seed"
+    assert find_seed([ScriptSetting(name, "int", 0) for name in ("data.seed", "trainer.init_seed")]) == (
+        "trainer.init_seed"
+    )
+    assert find_seed([ScriptSetting("split_seed", "int", 0)]) == "split_seed"  # better than none
+
+
+def test_a_learn_rate_is_a_learning_rate() -> None:
+    spec = suggest(ScriptSetting("training.optimizer.learn_rate", "float", 0.001)).spec
+    assert spec == {"type": "float", "low": 1e-5, "high": 0.1, "log": True}
+
+
+# -- how values reach the trainer
+
+
+def test_a_typed_value_of_the_config_file_is_part_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("training: {steps: 20000, lr: 0.1}\nname: a\nseed: 0\n")
+    code = """
+import sys
+import yaml
+config = yaml.safe_load(open(sys.argv[1]))
+for key, value in zip(sys.argv[2::2], sys.argv[3::2]):
+    node = config
+    *above, last = key.lstrip("-").split(".")
+    for part in above:
+        node = node[part]
+    node[last] = yaml.safe_load(value)
+print(config)
+"""
+    lab = lab_of(tmp_path, code, "c.yaml", "--training.steps", "40", "--name", "b")
+    assert lab["config"] == {"training": {"steps": 40, "lr": 0.1}, "name": "a", "seed": 0}
+    assert lab["launch"]["command"][2:] == [
+        "{config}", "--training.steps", "{config.training.steps}", "--name", "b",
+    ]  # fmt: skip
+    joined = lab_of(tmp_path, code, "c.yaml", "training.lr=0.2")
+    assert joined["config"]["training"]["lr"] == 0.2
+    assert joined["launch"]["command"][2:] == ["{config}", "training.lr={config.training.lr}"]
+
+
+CHAIN = """
+import argparse
+import sys
+
+def launch(words):
+    inner = argparse.ArgumentParser("launcher")
+    inner.add_argument("--num_machines", type=int, default=1)
+    inner.add_argument("training_script")
+    inner.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    inner.parse_args(words)
+
+def main():
+    outer = argparse.ArgumentParser("tool", allow_abbrev=False)
+    commands = outer.add_subparsers(dest="command")
+    for name in ("sft", "dpo"):
+        commands.add_parser(name, add_help=False)
+    args, _ = outer.parse_known_args(sys.argv[1:])
+    words = sys.argv[sys.argv.index(args.command) + 1:]
+    parser = argparse.ArgumentParser("tool " + args.command)
+    parser.add_argument("--learning_rate", type=float, default=2e-5)
+    parser.add_argument("--bf16", type=lambda text: text == "True", nargs="?", default=None)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.parse_known_args(words)
+    launch(["/elsewhere/sft.py", *words])
+
+main()
+"""
+
+
+def test_the_options_of_a_later_parser_follow_the_command(tmp_path: Path) -> None:
+    _, interface = read(tmp_path, CHAIN, "sft", "--learning_rate", "1e-3", "--bf16", "False")
+    assert interface.command[2:] == ("sft", "{flags}")
+    assert {"learning_rate", "seed"} <= {setting.name for setting in interface.settings}
+    assert "training_script" not in {setting.name for setting in interface.settings}  # of a launcher inside
+
+
+def test_folders_that_are_read_from_are_found_from_the_run_folder(tmp_path: Path) -> None:
+    for name in ("data", "model", "results"):
+        (tmp_path / name).mkdir()
+    code = f"""{ARGPARSE}
+p.add_argument("--lr", type=float, default=0.01)
+p.add_argument("--dataset")
+p.add_argument("--model_path")
+p.add_argument("--output_dir")
+args = p.parse_args()
+import os
+os.makedirs(args.output_dir, exist_ok=True)
+"""
+    lab = lab_of(tmp_path, code, "--dataset", "data", "--model_path=model/", "--output_dir", "results")
+    assert lab["launch"]["cwd"] == "run"
+    assert lab["launch"]["command"][2:] == [
+        "--dataset", "{lab}/data", "--model_path={lab}/model", "--output_dir", "results", "{flags}",
+    ]  # fmt: skip
+    by_default = lab_of(tmp_path, code.replace('"--dataset"', '"--dataset", default="data"'), "--output_dir", "r")
+    assert "cwd" not in by_default["launch"]
+
+
+def test_a_folder_that_is_made_twice_does_not_end_the_question_for_options(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+for _ in range(2):
+    (Path.home() / ".cache-of-this-test" / "datasets").mkdir(parents=True, exist_ok=True)
+{ARGPARSE}
+p.add_argument("--lr", type=float, default=0.01)
+p.parse_args()
+"""
+    script, _ = read(tmp_path, code)
+    assert script.introspection.problem is None
+    assert not (Path.home() / ".cache-of-this-test").exists()
+
+
+# -- what is said
+
+
+def test_an_option_of_looplab_that_the_script_has_too_is_named(tmp_path: Path) -> None:
+    code = f"""{ARGPARSE}
+p.add_argument("--name", required=True)
+p.add_argument("--lr", type=float, default=0.01)
+p.parse_args()
+"""
+    (tmp_path / "train.py").write_text(code)
+    told = looplab(tmp_path, "init", "python", "train.py", "--lr", "0.1", "--name", "a b", code=2)
+    assert "--name is an option of looplab and of train.py" in told
+    assert "looplab init -- python train.py --lr 0.1 --name 'a b'" in told
+    looplab(tmp_path, "init", "--", "python", "train.py", "--lr", "0.1", "--name", "a b")
+    assert '"--name", "a b"' in (tmp_path / "lab.yaml").read_text()
+
+
+def test_the_name_of_a_study_is_taken_with_a_word_if_the_script_has_that_option(tmp_path: Path) -> None:
+    code = f'{ARGPARSE}p.add_argument("--name", default="x")\np.add_argument("--lr", type=float, default=0.1)\n'
+    (tmp_path / "train.py").write_text(f"{code}p.parse_args()\n")
+    told = json.loads(looplab(tmp_path, "init", "train.py", "--name", "s", "--json"))
+    assert any("for train.py: looplab init -- python train.py --name s" in note for note in told["notes"])
+    assert read_config(tmp_path / "lab.yaml")["study"] == "s"
+
+
+def test_a_program_that_does_not_start_is_not_called_incomplete(tmp_path: Path) -> None:
+    code = f"""{ARGPARSE}
+import a_package_that_nobody_has
+p.add_argument("--input-path", required=True)
+p.add_argument("--lr", type=float, default=0.1)
+p.parse_args()
+"""
+    script, interface = read(tmp_path, code)
+    with pytest.raises(LabError) as raised:
+        make_lab(script, interface)
+    assert "could not be asked for its options" in str(raised.value)
+    assert "a_package_that_nobody_has" in str(raised.value)
+
+
+# -- what is measured
+
+REPORT = """\
+Epoch 1: train loss 0.9
+Epoch 2: train loss 0.5
+Done.
+{
+  "config": {"lr": 0.1},
+  "head": {
+    "hits_at_10": 0.93,
+    "mean_rank": 4.5
+  },
+  "both": {
+    "hits_at_10": 0.91,
+    "mean_rank": 4.1
+  }
+}
+"""
+
+
+def printed(folder: Path, text: str) -> dict[str, list[tuple[float, float]]]:
+    (folder / "train.log").write_text(text)
+    batch = StdoutSource(folder / "train.log").poll(final=True)
+    return {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in batch.items()}
+
+
+def test_a_printed_json_report_is_read_as_a_whole(tmp_path: Path) -> None:
+    assert printed(tmp_path, REPORT) == {
+        "train_loss": [(1, 0.9), (2, 0.5)],
+        "head/hits_at_10": [(2, 0.93)],
+        "head/mean_rank": [(2, 4.5)],
+        "both/hits_at_10": [(2, 0.91)],
+        "both/mean_rank": [(2, 4.1)],
+    }
+
+
+def test_a_printed_json_config_is_not_measured(tmp_path: Path) -> None:
+    config = json.dumps({"lr": 0.1, "loss_weight": 2.0, "model": {"hidden": 64}}, indent=2)
+    assert printed(tmp_path, f"{config}\nepoch 1 val_loss 0.5\n") == {"val_loss": [(1, 0.5)]}
+
+
+@pytest.mark.parametrize("text", ["{\n  'loss': 0.5,\n  'acc': 0.9\n}\n", '{\n  "loss": 0.5,\n  "acc": 0.9,\n'])
+def test_what_is_almost_json_is_read_line_by_line(tmp_path: Path, text: str) -> None:
+    assert printed(tmp_path, text).keys() == {"loss", "acc"}
+
+
+# -- which metric counts
+
+
+def metric(name: str, last: float) -> MeasuredMetric:
+    return MeasuredMetric(
+        name=name, source="stdout", file=None, points=3, first=1.0, last=last, every_steps=1, per_minute=1, noise=None
+    )
+
+
+BOTH = [metric("val_loss", 0.5), metric("val_accuracy", 0.9)]
+
+
+def test_the_metric_that_the_config_monitors_is_the_objective() -> None:
+    assert rank_objectives(BOTH)[0].metric == "val_accuracy"
+    for value in ("min val_loss", "val_loss"):
+        settings = {"trainer.monitor": value, "trainer.epochs": 3}
+        assert rank_objectives(BOTH, settings, kept_in_config(settings))[0].metric == "val_loss"
+    assert kept_in_config({"trainer.monitor": "off", "monitor_gpu": True}) == []
+
+
+def test_early_stopping_on_the_first_of_several_metrics_tells_the_objective() -> None:
+    code = """
+params = {"objective": "binary", "metric": ["binary_logloss", "auc"]}
+lgb.train(params, data, callbacks=[lgb.early_stopping(20, first_metric_only=True)])
+"""
+    metrics = [metric("valid_binary_logloss", 0.2), metric("valid_auc", 0.98)]
+    assert rank_objectives(metrics, (), kept_best([ast.parse(code)]))[0].metric == "valid_binary_logloss"
+    other = kept_best([ast.parse(code.replace("True", "False"))])
+    assert rank_objectives(metrics, (), other)[0].metric == "valid_auc"
+
+
+def test_a_second_metric_that_is_almost_as_likely_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f'{ARGPARSE}p.add_argument("--lr", type=float, default=0.1)\np.add_argument("--seed", type=int, default=1)\n'
+        'p.parse_args()\nfor i in range(4):\n    print(f"epoch {i} val_loss {1 / (i + 1)} val_accuracy {i / 4}")\n'
+    )
+    looplab(tmp_path, "init", "train.py")
+    told = looplab(tmp_path, "try", "--yes")
+    assert "objective: val_accuracy (max), written" in told
+    assert "almost as likely: val_loss (min): looplab objective val_loss --min" in told

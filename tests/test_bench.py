@@ -1,0 +1,95 @@
+"""The runner of the benchmarks: figures are kept, and one that got worse than its noise is named."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import run as bench  # noqa: E402
+
+ENTRY = bench.Entry(
+    benchmark="launch", command=["launch.py", "--quick"], date="2026-11-18T00:00:00+00:00", commit="abc",
+    machine={"cpu": "a", "cores": 2, "python": "3.11", "system": "6"}, load_before=0.1, load_after=0.2, seconds=1.0,
+)  # fmt: skip
+
+
+def with_figures(load: float = 0.1, **figures: float) -> bench.Entry:
+    return replace(ENTRY, figures=figures, load_before=load)
+
+
+HISTORY = [with_figures(x_bare=value, rows_per_s=1000 * value) for value in (1.9, 2.0, 2.1, 2.0, 1.95)]
+
+
+def test_a_figure_within_its_noise_is_not_named() -> None:
+    assert bench.worse_figures(with_figures(x_bare=2.1, rows_per_s=1900), HISTORY) == []
+
+
+def test_a_figure_that_got_worse_is_named_whichever_way_is_better() -> None:
+    slower, fewer = bench.worse_figures(with_figures(x_bare=2.6, rows_per_s=1200), HISTORY)
+    assert "x_bare is 2.6, was 2 ±" in slower
+    assert "rows_per_s is 1200, was 2000 ±" in fewer
+    assert bench.worse_figures(with_figures(x_bare=1.2, rows_per_s=4000), HISTORY) == []
+
+
+def test_only_the_same_machine_under_the_same_load_is_compared() -> None:
+    assert bench.worse_figures(with_figures(load=30.0, x_bare=9.0), HISTORY) == []
+    other = replace(with_figures(x_bare=9.0), machine={**ENTRY.machine, "cpu": "b"})
+    assert bench.worse_figures(other, HISTORY) == []
+    assert bench.worse_figures(with_figures(x_bare=9.0), HISTORY[:3]) == []  # too few to know the noise
+
+
+@pytest.mark.parametrize(("code", "failure"), [
+    ("print('a table'); print('{\"x_bare\": 2.0}'); print('done')", ""),
+    ("print('no figures')", "no line of figures"),
+    ("import sys; sys.exit('the reason')", "exit code 1: the reason"),
+    ("import time; time.sleep(60)", "took longer than 1 s"),
+])  # fmt: skip
+def test_a_benchmark_ends_with_its_figures_or_with_the_reason(tmp_path: Path, code: str, failure: str) -> None:
+    script = tmp_path / "benchmarks" / "toy.py"
+    script.parent.mkdir()
+    script.write_text(code)
+    entry = bench.run_benchmark(script, ["--quick"], 1.0 if "sleep" in code else 60.0)
+    assert entry.failure == failure
+    bench.append_to_history(tmp_path / "history.jsonl", entry)
+    (again,) = bench.read_history(tmp_path / "history.jsonl")
+    assert again == entry
+    assert again.figures == ({"x_bare": 2.0} if not failure else {})
+
+
+def test_the_history_of_the_repository_can_be_read_and_drawn(tmp_path: Path) -> None:
+    history = bench.read_history(bench.HISTORY)
+    assert all(entry.figures or entry.failure for entry in history)
+    pytest.importorskip("matplotlib")
+    (picture,) = bench.plot(HISTORY, tmp_path)
+    assert picture.stat().st_size > 1000
+    assert "| x_bare | 2.1 | 2 ±" in bench.table(with_figures(x_bare=2.1), HISTORY)
+
+
+@pytest.mark.parametrize(("way", "figures"), [
+    ("less", "launch.x_bare launch.x_sbatch launch.x_ray_tasks launch.ms_per_run decide.regret_x_tpe_60"),
+    ("less", "decide.cpu_ms_per_proposal decide.regret_x_best_peer fidelity.epochs_x_best_peer judge.aa_drift"),
+    ("less", "judge.runs_to_decide ingest.lag_s_p99 ingest.core_share onboard.seconds_to_first_run_median storm.leaks"),
+    ("less", "page.update_lag_s_median page.server_mb page.csp_violations page.page_kb cli.status_100k_s storm.lost"),
+    ("more", "judge.power_1sigma ingest.rows_per_s onboard.unedited_share page.x_optuna_dashboard_first_table"),
+    ("more", "rl.ppo_x_sb3 drone.x_before drone.agent_steps_s drone.x_puffer esm_study.esm measure.wandb_x_leet"),
+    ("none", "launch.bare_ms_per_run launch.plain_ms_per_run storm.tried esm_study.majority judge.aa_real_ratchet"),
+])  # fmt: skip
+def test_which_way_a_figure_is_better(way: str, figures: str) -> None:
+    for name in figures.split():
+        assert bench.direction_of(*name.split(".")) == way, name
+
+
+def test_every_benchmark_is_found_by_its_name() -> None:
+    names = [path.stem for path in bench.benchmarks([], full=True)]
+    assert not {"launch_cluster", "decide_peers", "decide_problems", "run"} & {*names}
+    assert {"launch", "cli", "measure", "judge", "page", "rl", "esm", "ingest", "decide", "onboard"} <= {*names}
+    with pytest.raises(SystemExit, match="there is no benchmark lunch"):
+        bench.benchmarks(["lunch"], full=False)
+    for path in bench.benchmarks([], full=False):
+        assert "--quick" in path.read_text(), f"{path.name} belongs to ONLY_FULL"

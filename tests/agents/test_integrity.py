@@ -92,6 +92,38 @@ def test_a_file_that_the_engine_is_writing_during_the_snapshot_is_not_blamed_on_
     assert [change.path.name for change in snapshot.changes()] == ["config.json"]
 
 
+def test_a_kill_between_the_ruling_and_its_commit_leaves_the_answer_void(lab: Path) -> None:
+    record = open_record(lab)
+    guard = run_call(lab, record, [])
+    with pytest.raises(Killed), record.ledger.write():
+        assert guard.rule(record, "call-1") is not None
+        raise Killed
+    assert is_as_before(lab)  # so nothing but the guard's own notes knows of the changes
+    again = make_guard(lab, [])
+    again.prepare(record)
+    again.recover("call-1")
+    with record.ledger.write():
+        assert again.rule(record, "call-1") is not None
+    assert [event.kind for event in record.ledger.events("toy")].count("files changed") == 1
+    assert list((lab / ".looplab" / integrity.CALLS).iterdir()) == []
+
+
+def test_an_answer_is_void_if_the_notes_about_the_files_are_gone(lab: Path) -> None:
+    record = open_record(lab)
+    run_call(lab, record, [])
+    for path in (lab / ".looplab" / integrity.CALLS).iterdir():
+        path.unlink()
+    messages: list[str] = []
+    again = make_guard(lab, messages)
+    again.prepare(record)
+    again.recover("call-1")
+    with record.ledger.write():
+        void = again.rule(record, "call-1")
+    assert void is not None
+    assert "not known" in void
+    assert messages == [void]
+
+
 @pytest.mark.parametrize("when", ["before the record", "before each file is restored", "while a file is replaced"])
 def test_a_kill_while_files_are_restored_loses_none(lab: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     record = open_record(lab)

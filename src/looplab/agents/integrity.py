@@ -403,6 +403,8 @@ class CallGuard:
             self._changes = self._snapshot.changes()
         except (OSError, UntrustedError, AttributeError, LookupError, TypeError, ValueError):
             self._snapshot = None
+            if not self._confinement.is_complete:
+                self._void = "it is not known which files the agent changed: its answer is void"
 
     def rule(self, record: StudyLedger, call: str) -> str | None:
         """Record changes during the call, restore what the agent may have changed, and raise an alarm.
@@ -440,7 +442,8 @@ class CallGuard:
             record.alarm(None, AlarmEvent(text=void, call=call))
             self._tell("alarm", void)
         self._changes, self._pointers, self._void, self._restored_before = [], {}, "", []
-        self._state(call).unlink(missing_ok=True)
+        # Not before the commit: an engine that is killed until then leaves the call open, and files that look unchanged.
+        record.ledger.after_commit(lambda: self._state(call).unlink(missing_ok=True))
         return void or None
 
     def _restore(self, record: StudyLedger, call: str, blamed: Sequence[GuardedChange], void: str) -> dict[Path, bool]:

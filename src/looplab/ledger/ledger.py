@@ -22,7 +22,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,7 @@ class Ledger:
         self._head: tuple[int, str] | None = None
         self._data_version = -1
         self._unjournalled: list[Link] = []  # events that are not in the journal yet
+        self._after_commit: list[Callable[[], object]] = []
         self._is_checked = True
         self._file_id: tuple[int, int] | None = None
         self.journal: Journal | None = Journal(path.with_name(journal.NAME))
@@ -273,11 +274,19 @@ class Ledger:
         except BaseException:
             self._head = None
             del self._unjournalled[before:]  # only committed events go to the journal
+            self._after_commit.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
         if self._unjournalled:
             self._write_journal()
+        while self._after_commit:
+            self._after_commit.pop(0)()
+
+    def after_commit(self, action: Callable[[], object]) -> None:
+        """Run an action once the open transaction has committed, and never if it is rolled back."""
+        assert self._db.in_transaction
+        self._after_commit.append(action)
 
     def _check_head(self) -> None:
         """Compare the head of the chain with the journal and the noted head, once, before the first write.
@@ -493,6 +502,7 @@ class ReadOnlyLedger(Ledger):
         self.path = path
         self._head = None
         self._unjournalled = []
+        self._after_commit = []
         self._file_id = None
         self.journal = Journal(path.with_name(journal.NAME))
         if not path.exists():
@@ -539,6 +549,7 @@ class LedgerCopy(Ledger):
         self._head = None
         self._data_version = -1
         self._unjournalled = []
+        self._after_commit = []
         self._is_checked = True
         self.journal = None
         self._file_id = None
@@ -588,7 +599,7 @@ class _Savepoint:
     def __enter__(self) -> None:
         ledger = self._ledger
         assert ledger._db.in_transaction
-        self._before = ledger._head, len(ledger._unjournalled)
+        self._before = ledger._head, len(ledger._unjournalled), len(ledger._after_commit)
         ledger._db.execute("SAVEPOINT attempt")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -599,8 +610,9 @@ class _Savepoint:
         if ledger._db.in_transaction:
             ledger._db.execute("ROLLBACK TO attempt")
             ledger._db.execute("RELEASE attempt")
-        ledger._head, unjournalled = self._before
+        ledger._head, unjournalled, actions = self._before
         del ledger._unjournalled[unjournalled:]
+        del ledger._after_commit[actions:]
 
 
 def open_for_reading(path: Path) -> Ledger:

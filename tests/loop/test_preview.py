@@ -18,7 +18,7 @@ from looplab import plugins
 from looplab.config.files import hash_config
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
-from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Place, Started
+from looplab.launch.base import Ended, ExecutorTraits, Exit, LaunchEvent, LaunchSpec, Place, Started
 from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.plan import RunPlan
@@ -391,7 +391,7 @@ def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path
 def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("looplab.loop.engine.MAX_PREQUEUED", 1)
+    monkeypatch.setattr(InstantExecutor, "traits", ExecutorTraits(prequeue_depth=1), raising=False)
     queue = [{"edits": [f"x@set={n}"], "reason": f"try {n}"} for n in range(10, 18)]
     folder = write_lab(
         tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}], "round_size": 5}, queue=queue

@@ -442,7 +442,7 @@ class CallGuard:
             record.alarm(None, AlarmEvent(text=void, call=call))
             self._tell("alarm", void)
         self._changes, self._pointers, self._void, self._restored_before = [], {}, "", []
-        # Not before the commit: an engine that is killed until then leaves the call open, and files that look unchanged.
+        # Not before the commit: if the engine is killed until then, the call is open and the files look unchanged.
         record.ledger.after_commit(lambda: self._state(call).unlink(missing_ok=True))
         return void or None
 

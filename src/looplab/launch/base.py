@@ -236,6 +236,8 @@ class ExecutorTraits:
     """Whether a run may wait at a scheduler between `start` and `Started`."""
     prequeues: bool = True
     """Whether `start(spec, after=run)` starts faster than a start after the end of that run."""
+    prequeue_depth: int = 3
+    """Very short runs that are handed over for one slot in advance."""
     retries: Mapping[str, int] = field(default_factory=dict)
     """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml says otherwise."""
 

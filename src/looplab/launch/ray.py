@@ -53,7 +53,7 @@ CONNECT_S = 10.0
 """Seconds that the head of a cluster may take to accept a connection."""
 EXCHANGE_S = 30.0
 """Seconds that a host waits for an event before it answers with none."""
-PAUSE_S = 0.005
+PAUSE_S = 0.015
 """Seconds that a start after another run, and the next question for events, wait for further calls to go with them."""
 COPY_S = 1.0
 """Seconds between two looks at what a run on a node without the lab's disk has written."""
@@ -122,7 +122,9 @@ class RayExecutor(RemoteExecutor):
         LabError: Ray is not installed, or the cluster cannot be reached.
     """
 
-    traits = ExecutorTraits(name="ray", places="theirs", queues=True, retries={"lost": 2, "preempted": 2})
+    traits = ExecutorTraits(
+        name="ray", places="theirs", queues=True, prequeue_depth=10, retries={"lost": 2, "preempted": 2}
+    )
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class RayExecutor(RemoteExecutor):
         self._config = config
         self._resources = resources or Resources()
         self._ray = connect(config)
+        self._host_class = self._ray.remote(Host)  # once: Ray takes long to describe a class to the cluster
         digest = hashlib.sha256(os.fsencode(context.lab.resolve())).hexdigest()[:12]
         self._namespace = f"looplab-{digest}-{context.study}"
         self._slots: dict[str, RaySlot] = {}  # by the name of the slot, or of the actor of an adopted run
@@ -332,11 +335,8 @@ class RayExecutor(RemoteExecutor):
             options["resources"] = dict(self._config.resources)
         if self._resources.memory_mb is not None:
             options["memory"] = self._resources.memory_mb << 20
-        actor = (
-            self._ray.remote(Host)
-            .options(**options)
-            .remote(self._config.idle, self._config.folder, self._config.copy_mb << 20)
-        )
+        host = self._host_class.options(**options)
+        actor = host.remote(self._config.idle, self._config.folder, self._config.copy_mb << 20)
         slot = self._slots[key] = RaySlot(name, actor)
         self._ask(slot, actor.hello.remote(), self._on_hello)
         return slot

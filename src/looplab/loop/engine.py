@@ -74,8 +74,6 @@ from looplab.runs.redact import remember
 TICK_S = 0.1
 """Seconds that the engine sleeps at most: a person's request is noticed within this time."""
 POINT_S = 0.2
-MAX_PREQUEUED = 3
-"""Runs that are handed over for one slot in advance."""
 SHORT_S = 0.3
 """Runs that take fewer seconds than this on average are prequeued on their slot."""
 REMEMBERED = 1000
@@ -478,7 +476,7 @@ class Engine:
         ):
             return
         starts = []
-        for n in range(1, MAX_PREQUEUED + 1 if mean < SHORT_S / 10 else 2):
+        for n in range(1, self._traits.prequeue_depth + 1 if mean < SHORT_S / 10 else 2):
             for run_id, slot in self._pool.without_successors(n):
                 ready = self._prepare(slot)
                 if ready is not None:

@@ -55,8 +55,11 @@ class FrozenTree:
     """Copied files: path in the lab → SHA-256, and ` x` if the file is executable."""
     folders: frozenset[str] = field(init=False)
     """Folders of the tree that are not links, by their path in the lab; the lab itself is `.`."""
+    _labs: tuple[Path, Path] = field(init=False, repr=False, compare=False)
+    """The lab's folder as it is named, and without links."""
 
     def __post_init__(self) -> None:
+        self._labs = (self.lab, self.lab.resolve())
         self.folders = frozenset(str(parent) for name in self.files for parent in PurePosixPath(name).parents) | {"."}
 
     @property
@@ -91,7 +94,7 @@ class FrozenTree:
     def _in_lab(self, path: str | Path) -> str | None:
         """Return the path relative to the lab; None: it is not in the lab."""
         full = Path(os.path.normpath(path))
-        for lab in (self.lab, self.lab.resolve()):
+        for lab in self._labs:
             if full.is_relative_to(lab):
                 return str(full.relative_to(lab))
         return None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -543,3 +544,29 @@ def test_a_backup_is_whole_and_only_the_last_ones_are_kept(ledger: Ledger) -> No
     content[len(content) // 2 :] = b"\x00" * (len(content) - len(content) // 2)
     newest.write_bytes(content)
     assert not intact(newest)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda study: study.last_event("belief"),
+        lambda study: study.last_data("engine ended"),
+        lambda study: study.events_of("kept"),
+        lambda study: study.said(),
+        lambda study: study.asked_held_out(),
+        lambda study: study.bests(),
+    ],
+)
+def test_rare_events_are_found_without_reading_those_of_every_run(
+    tmp_path: Path, ask: Callable[[StudyLedger], object]
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    study = StudyLedger(ledger, "toy")
+    study.open("loss", "min")
+    asked: list[str] = []
+    ledger._db.set_trace_callback(asked.append)
+    ask(study)
+    ledger._db.set_trace_callback(None)
+    (query,) = asked
+    plan = " ".join(row[3] for row in ledger.rows(f"EXPLAIN QUERY PLAN {query}"))
+    assert "events_rare" in plan

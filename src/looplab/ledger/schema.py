@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 8
+VERSION = 9
 
 JOURNALLED = "journal"
 """Key of `meta` that marks a ledger with a journal; a ledger of an older version gets both with its next event."""
@@ -60,6 +60,15 @@ LONG_QUEUES = """
 CREATE INDEX IF NOT EXISTS proposals_requeued ON proposals (study)
     WHERE status = 'waiting' AND proposer IN ('watch', 'again');
 CREATE INDEX IF NOT EXISTS events_attempts ON events (study, run) WHERE kind = 'attempt ended';
+"""
+
+FREQUENT = ("proposed", "planned", "launched", "queued", "started", "ended")
+"""Kinds of events that every run has."""
+IS_RARE = f"kind NOT IN {FREQUENT}"
+"""Condition of the index of the other events. A query uses the index only if it repeats the condition."""
+
+RARE_EVENTS = f"""
+CREATE INDEX IF NOT EXISTS events_rare ON events (study, kind) WHERE {IS_RARE};
 """
 
 TABLES = f"""
@@ -152,7 +161,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_alarm ON events (study) WHERE kind = 'alarm';
 CREATE INDEX IF NOT EXISTS events_configured ON events (study) WHERE kind = 'study configured';
 CREATE INDEX IF NOT EXISTS events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
-{PIPELINES}{LONG_QUEUES}{TOTALS}"""
+{PIPELINES}{LONG_QUEUES}{RARE_EVENTS}{TOTALS}"""
 
 UPGRADES = {
     1: """
@@ -188,5 +197,6 @@ ALTER TABLE runs ADD COLUMN lost_s REAL NOT NULL DEFAULT 0;
 CREATE INDEX runs_retried ON runs (study) WHERE attempt > 1;
 """,
     7: LONG_QUEUES,
+    8: RARE_EVENTS,
 }
 """SQL that upgrades the tables of a version to the next."""

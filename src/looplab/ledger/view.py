@@ -18,7 +18,7 @@ from looplab.ledger.configuration import Configuration, configurations
 from looplab.ledger.ledger import Event, Ledger
 from looplab.ledger.plan import Job, RunPlan
 from looplab.ledger.roles import Origin, Role
-from looplab.ledger.schema import LAST_NUMBER
+from looplab.ledger.schema import FREQUENT, IS_RARE, LAST_NUMBER
 from looplab.runs import clock, folder
 from looplab.untrusted import load_own_json, mend_text
 
@@ -226,6 +226,11 @@ def _proposal(row: sqlite3.Row) -> ProposalRow:
     )
 
 
+def _indexed(kind: str) -> str:
+    """Return what a query for events of a kind must add to use the index, if there is one."""
+    return "" if kind in FREQUENT else f" AND {IS_RARE}"
+
+
 class StudyView:
     """Reads one study. Proposers, reports and pages get it; nothing here writes."""
 
@@ -254,7 +259,8 @@ class StudyView:
 
     def events_of(self, kind: str, run: str | None = None) -> list[dict[str, Any]]:
         """Return the data of all events of a kind, oldest first, each with its `run`."""
-        sql = "SELECT run, data FROM events WHERE study=? AND kind=? AND (? IS NULL OR run=?) ORDER BY seq"
+        condition = f"study=? AND kind=?{_indexed(kind)} AND (? IS NULL OR run=?)"
+        sql = f"SELECT run, data FROM events WHERE {condition} ORDER BY seq"  # noqa: S608
         rows = self.ledger.rows(sql, (self.name, kind, run, run))
         return [{**load_own_json(row["data"]), "run": row["run"]} for row in rows]
 
@@ -268,7 +274,7 @@ class StudyView:
 
     def last_data(self, kind: str) -> dict[str, Any] | None:
         """Return the data of the study's last event of a kind; None if there is none."""
-        sql = "SELECT data FROM events WHERE study=? AND kind=? ORDER BY seq DESC LIMIT 1"
+        sql = f"SELECT data FROM events WHERE study=? AND kind=?{_indexed(kind)} ORDER BY seq DESC LIMIT 1"  # noqa: S608
         row = self.ledger.one(sql, (self.name, kind))
         return dict(load_own_json(row["data"])) if row is not None else None
 
@@ -423,9 +429,7 @@ class StudyView:
 
     def imports(self) -> dict[str, dict[str, Any]]:
         """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
-        sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-        rows = self.ledger.rows(sql, (self.name, ImportedEvent.kind))
-        return {run: load_own_json(data)["source"] for run, data in rows}
+        return {one["run"]: one["source"] for one in self.events_of(ImportedEvent.kind)}
 
     def next_number(self) -> int:
         """Return the number of the next run; only for whoever holds the study's lock."""
@@ -489,10 +493,9 @@ class StudyView:
 
     def kept_files(self) -> dict[str, str]:
         """Return the last recorded SHA-256 of files that belong to no single run, by path in the study's folder."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='kept' ORDER BY seq"
         files: dict[str, str] = {}
-        for row in self.ledger.rows(sql, (self.name,)):
-            files |= load_own_json(row["data"])["paths"]
+        for event in self.events_of("kept"):
+            files |= event["paths"]
         return files
 
     def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
@@ -511,8 +514,7 @@ class StudyView:
 
     def bests(self) -> list[str]:
         """The runs that were ever best, in that order."""
-        sql = "SELECT run FROM events WHERE study=? AND kind='best' AND run IS NOT NULL ORDER BY seq"
-        return [row["run"] for row in self.ledger.rows(sql, (self.name,))]
+        return [event["run"] for event in self.events_of("best") if event["run"] is not None]
 
     def best(self) -> RunRow | None:
         row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.name,))
@@ -728,14 +730,12 @@ class StudyView:
 
     def asked_held_out(self) -> int:
         """How often the held-out metric was read so far."""
-        sql = "SELECT count(*) FROM events WHERE study=? AND kind='held-out read'"
+        sql = f"SELECT count(*) FROM events WHERE study=? AND kind='held-out read' AND {IS_RARE}"  # noqa: S608
         return int(self.ledger.rows(sql, (self.name,))[0][0])
 
     def said_held_out(self) -> str | None:
         """What the held-out metric said when it was last read."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='held-out read' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return load_own_json(row["data"]).get("text") if row is not None else None
+        return (self.last_data("held-out read") or {}).get("text")
 
     # -- budget
 
@@ -778,7 +778,8 @@ class StudyView:
 
     def last_event(self, kind: str) -> int:
         """The number of the study's last event of a kind; 0 if there is none."""
-        row = self.ledger.one("SELECT max(seq) FROM events WHERE study=? AND kind=?", (self.name, kind))
+        sql = f"SELECT max(seq) FROM events WHERE study=? AND kind=?{_indexed(kind)}"  # noqa: S608
+        row = self.ledger.one(sql, (self.name, kind))
         return int(row[0] or 0) if row is not None else 0
 
     def failed_because(self) -> str | None:
@@ -786,9 +787,7 @@ class StudyView:
         last = self.last_session()
         if last is None or last["ended"] is None or last["how"] != "failed":
             return None
-        sql = "SELECT data FROM events WHERE study=? AND kind='engine ended' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return (load_own_json(row["data"]).get("why") if row is not None else None) or None
+        return (self.last_data("engine ended") or {}).get("why") or None
 
     def last_session(self) -> sqlite3.Row | None:
         return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.name,))
@@ -816,7 +815,7 @@ class StudyView:
         return list(calls.values())
 
     def said(self, limit: int = 20) -> list[str]:
-        sql = "SELECT data FROM events WHERE study=? AND kind='said' ORDER BY seq DESC LIMIT ?"
+        sql = f"SELECT data FROM events WHERE study=? AND kind='said' AND {IS_RARE} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.name, limit))][::-1]
 
     # -- requests to a running engine

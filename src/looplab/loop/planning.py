@@ -250,7 +250,7 @@ class Planner:
 
     def _believe_before(self) -> None:
         """Record what earlier studies predict, before the first run."""
-        if self._search is None or self._study.last_event("belief before") or self._study.runs(limit=1):
+        if self._search is None or self._study.runs(limit=1) or self._study.last_event("belief before"):
             return
         belief = self._search.believe_before()
         if belief is not None:

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib bench release-check licences pictures docs
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib bench spooler release-check licences pictures docs
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -92,11 +92,18 @@ storm: $(VENV)/.dev
 pictures: $(VENV)/.dev browser
 	$(BIN)/python tools/take_pictures.py docs
 
-# All benchmarks beside their peers; figures go to benchmarks/history.jsonl, and those that got worse are named.
-# `make bench ONLY=launch,cli`, `make bench FULL=1`. The peers: `pip install --group bench`, `apt install task-spooler`.
-bench: $(VENV)/.dev
+# A peer of benchmarks/launch_peers.py, installed in the same way.
+spooler:
+	@command -v tsp >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends task-spooler >/dev/null; } || \
+	  echo "no task-spooler: the benchmarks leave it out"
+
+# All benchmarks beside their peers. Figures are appended to benchmarks/history.jsonl, those that got worse are named, the
+# last ones are written to benchmarks/RESULTS.md, and plots to build/bench. `make bench ONLY=launch,cli`, `make bench FULL=1`.
+bench: $(VENV)/.dev browser spooler
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group bench
-	$(BIN)/python benchmarks/run.py --plots build/bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python benchmarks/run.py --plots build/bench --results benchmarks/RESULTS.md $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
 # Wheel and sdist, built and installed in a clean environment, with extras; sizes and import times.
 release-check: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,44 @@ def test_the_history_of_the_repository_can_be_read_and_drawn(tmp_path: Path) -> 
     (picture,) = bench.plot(HISTORY, tmp_path)
     assert picture.stat().st_size > 1000
     assert "| x_bare | 2.1 | 2 ±" in bench.table(with_figures(x_bare=2.1), HISTORY)
+
+
+def test_the_results_have_the_last_figures_of_each_command_and_keep_what_people_wrote() -> None:
+    page = "# Results\n\nBy hand.\n"
+    failed = replace(ENTRY, failure="exit code 1: no disk", figures={})
+    full = replace(with_figures(x_bare=1.5), command=["launch.py"], load_before=0.3)
+    page = bench.with_section(page, bench.results_section([*HISTORY, full, failed]))
+    for words in ("By hand.", "| x_bare | 1.95 | 2 ± 0.22 (4) | less is better |", "| x_bare | 1.5 |  | less is better |",
+                  "**`python benchmarks/launch.py`**, 2026-11-18, commit abc, a, 2 cores, Python 3.11, load 0.3 before"):  # fmt: skip
+        assert page.count(words) == 1, words
+    page += "\nMore by hand.\n"
+    again = bench.with_section(page, bench.results_section([*HISTORY, with_figures(x_bare=1.8)]))
+    assert again.count("x_bare") == 1
+    assert "| x_bare | 1.8 |" in again
+    assert again.startswith("# Results\n\nBy hand.\n")
+    assert again.endswith("\nMore by hand.\n")
+
+
+def test_nested_figures_are_rows_of_the_table_and_empty_ones_are_not() -> None:
+    figures = {"peers": {"wandb": {"rows": 5}, "csv": 2}, "interval": None, "left_out": {}, "list": [], "x": 0}
+    assert bench.flat(figures) == {"peers: wandb: rows": 5, "peers: csv": 2, "x": 0}
+
+
+def test_curves_are_drawn_with_where_they_bend(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    curves = {"status": {"10": 0.1, "100": 0.1, "1000": 0.5}, "rows": {"10": 0.1, "100": 1.0}}
+    entry = replace(ENTRY, figures={"curves": curves, "status_bends_at": 1000, "rows_bends_at": 100})
+    assert bench.plot([entry], tmp_path)[-1] == tmp_path / "launch-curves.png"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", bench.benchmarks([], full=True), ids=lambda path: path.stem)
+def test_a_benchmark_starts(script: Path) -> None:
+    """All that it imports of looplab and of the recipes is there; what it needs of others may be missing."""
+    for package in ("torch", "gymnasium", "transformers", "stable_baselines3"):
+        pytest.importorskip(package)
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("way", "figures"), [

@@ -95,7 +95,7 @@ def test_a_file_that_the_engine_is_writing_during_the_snapshot_is_not_blamed_on_
 def test_a_kill_between_the_ruling_and_its_commit_leaves_the_answer_void(lab: Path) -> None:
     record = open_record(lab)
     guard = run_call(lab, record, [])
-    with pytest.raises(Killed), record.ledger.write():
+    with pytest.raises(Killed), record.ledger.write():  # noqa: PT012
         assert guard.rule(record, "call-1") is not None
         raise Killed
     assert is_as_before(lab)  # so nothing but the guard's own notes knows of the changes

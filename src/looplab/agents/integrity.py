@@ -442,7 +442,7 @@ class CallGuard:
             record.alarm(None, AlarmEvent(text=void, call=call))
             self._tell("alarm", void)
         self._changes, self._pointers, self._void, self._restored_before = [], {}, "", []
-        # Not before the commit: an engine that is killed until then leaves the call open, and files that look unchanged.
+        # Not before the commit: an engine killed until then leaves the call open, and files that look unchanged.
         record.ledger.after_commit(lambda: self._state(call).unlink(missing_ok=True))
         return void or None
 

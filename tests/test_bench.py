@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import run as bench  # noqa: E402
+import storm  # noqa: E402
 
 ENTRY = bench.Entry(
     benchmark="launch", command=["launch.py", "--quick"], date="2026-11-18T00:00:00+00:00", commit="abc",
@@ -98,6 +100,13 @@ def test_curves_are_drawn_with_where_they_bend(tmp_path: Path) -> None:
     curves = {"status": {"10": 0.1, "100": 0.1, "1000": 0.5}, "rows": {"10": 0.1, "100": 1.0}}
     entry = replace(ENTRY, figures={"curves": curves, "status_bends_at": 1000, "rows_bends_at": 100})
     assert bench.plot([entry], tmp_path)[-1] == tmp_path / "launch-curves.png"
+
+
+def test_a_storm_has_one_attack_that_lasts_and_the_others_in_turn() -> None:
+    assert list(storm.plan(["endurance"])) == [("endurance", 0)]
+    planned = list(itertools.islice(storm.plan(["texts", "endurance", "soak"]), 5))
+    assert planned == [("endurance", 0), ("texts", 0), ("soak", 0), ("texts", 1), ("soak", 1)]
+    assert {"kills", "soak", "endurance"} <= {*storm.CLASSES}
 
 
 @pytest.mark.slow

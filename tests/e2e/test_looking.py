@@ -72,7 +72,9 @@ def test_status_says_how_many_runs_it_does_not_show(lab) -> None:
     shown = lab("run").out
     assert shown.rstrip().endswith("next: looplab ui, or looplab show BEST")
     assert "the latest 8 of 11 runs" in lab("status").out
-    assert f"next: cd {lab.folder.name} && looplab ui" in lab("run", "--lab", str(lab.folder), cwd=lab.folder.parent).out
+    assert (
+        f"next: cd {lab.folder.name} && looplab ui" in lab("run", "--lab", str(lab.folder), cwd=lab.folder.parent).out
+    )
 
 
 def test_status_while_a_study_runs_names_the_engine_and_what_runs(lab) -> None:

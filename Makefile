@@ -106,9 +106,10 @@ bench: $(VENV)/.dev browser spooler
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group bench
 	$(BIN)/python benchmarks/run.py --plots build/bench --results benchmarks/RESULTS.md $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
 
-# Wheel and sdist, built and installed in a clean environment, with extras; sizes and import times.
+# Wheel and sdist, built and installed in a clean environment, with extras; sizes and import times. Other Pythons too:
+# `make release-check PYTHONS="python3.12 python3.13"`.
 release-check: $(VENV)/.dev
-	$(BIN)/python tools/release_check.py
+	$(BIN)/python tools/release_check.py $(foreach python,$(PYTHONS),--also $(python))
 
 # The licences of all dependencies, as a table and as an SBOM, in build/.
 licences: $(VENV)/.dev

@@ -102,4 +102,8 @@ def test_a_terminal_is_drawn_without_anything_from_the_network(tmp_path: Path) -
     svg = take_pictures.terminal_picture(tmp_path, ["--version", "init --help"])
     assert "$" in svg
     assert "@font-face" not in svg
+    times = [float(found) for found in re.findall(r"animation: appear 1ms linear ([\d.]+)s both", svg)]
+    assert len(times) == svg.count("<text") - 1  # all but the title
+    assert times == sorted(times)
+    assert times[-1] > take_pictures.PAUSE_S
     assert "url(http" not in svg

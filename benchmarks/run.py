@@ -36,7 +36,9 @@ NO_BENCHMARK = ("run", "decide_peers")
 """Scripts that are not benchmarks; modules without `__main__` are not either."""
 DIRECTIONS: Sequence[tuple[str, Literal["less", "more", "none"]]] = (
     # benchmark.figure, which way is better; the first pattern that matches counts
-    ("*.repeats", "none"), ("*.load*", "none"), ("*.seed*", "none"), ("*.python_s", "none"), ("*.bare_*", "none"),
+    ("*.repeats", "none"), ("*.load", "none"), ("*.torch_*", "none"), ("*cpprb_entries*", "none"),
+    ("*_async_*frames", "none"), ("autopilot.x_bare", "less"), ("autopilot.agent_ms", "none"),
+    ("autopilot.training_ms", "none"), ("*.seed*", "none"), ("*.python_s", "none"), ("*.bare_*", "none"),
     ("*.peer_*", "none"), ("*.plain_*", "none"), ("*_95", "none"), ("judge.*ratchet*", "none"),
     ("judge.*unconfirmed*", "none"),
     ("launch_peers.looplab_ms", "less"), ("launch_peers.*_ms", "none"), ("launch_peers.x_*", "more"),

@@ -126,6 +126,8 @@ def test_a_benchmark_starts(script: Path) -> None:
     ("less", "page.update_lag_s_median page.server_mb page.csp_violations page.page_kb cli.status_100k_s storm.lost"),
     ("more", "judge.power_1sigma ingest.rows_per_s onboard.unedited_share page.x_optuna_dashboard_first_table"),
     ("more", "rl.ppo_x_sb3 drone.x_before drone.agent_steps_s drone.x_puffer esm_study.esm measure.wandb_x_leet"),
+    ("less", "autopilot.x_bare autopilot.overhead_ms checkpoint.load_ms checkpoint.ckpt_stall_ms ingest.lag_s_p99"),
+    ("none", "ingest.load checkpoint.torch_save_ms mario_speed.mario2_async_frames replay.cpprb_entries_per_s_256"),
     ("none", "launch.bare_ms_per_run launch.plain_ms_per_run storm.tried esm_study.majority judge.aa_real_ratchet"),
 ])  # fmt: skip
 def test_which_way_a_figure_is_better(way: str, figures: str) -> None:

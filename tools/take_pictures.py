@@ -2,8 +2,8 @@
 
     python tools/take_pictures.py FOLDER [--lab LAB]      # `make pictures` writes to docs/
 
-Without --lab, the quickstart is run first. Pictures of pages need chromium. The recording shows the lines of the session
-one after the other where CSS animations are drawn, as browsers do also for images, and all of them elsewhere.
+Without --lab, the quickstart is run first. Pictures of pages need chromium. The recording shows the lines of the
+session one after the other where CSS animations are drawn, as browsers do also for images, and all of them elsewhere.
 """
 
 from __future__ import annotations

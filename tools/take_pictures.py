@@ -32,7 +32,7 @@ SHOWN = ["check", "run", "show BEST", "diff 1 BEST"]
 """Commands of the recording."""
 LONGEST = 14
 """Lines of a command's output that are shown."""
-LAST = {"run": 14}
+LAST = {"run": 19}
 """Lines of its end that are shown, too: what came out of it."""
 TYPING_S, OUTPUT_S, PAUSE_S = 0.8, 0.06, 1.5
 """Seconds of the recording: until a command is typed, from one line of its output to the next, after the last."""
@@ -53,7 +53,7 @@ def printed_on_a_terminal(words: list[str], lab: Path) -> str:
     os.close(master)
     if process.wait() != 0:
         raise SystemExit(f"looplab {' '.join(words)}: exit code {process.returncode}\n{found.decode(errors='replace')}")
-    return found.decode(errors="replace").replace("\r\n", "\n").replace(str(lab), "~/digits")
+    return without_places(found.decode(errors="replace").replace("\r\n", "\n"), lab)
 
 
 def terminal_picture(lab: Path, commands: list[str], printed: dict[str, str] | None = None) -> str:
@@ -104,9 +104,21 @@ def one_line_after_the_other(svg: str, times: list[float]) -> str:
     return svg.replace("<style>", f"<style>\n    {rules}", 1)
 
 
+def commit(lab: Path) -> None:
+    """Put the lab in git, as most are."""
+    who = ["-c", "user.name=looplab", "-c", "user.email=looplab@localhost"]
+    for words in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "--message", "The first lab"]):
+        subprocess.run(["git", *words], cwd=lab, check=True)
+
+
 def printed_in_a_pipe(words: list[str], lab: Path) -> str:
     done = subprocess.run([LOOPLAB, *words], cwd=lab, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.replace(str(lab), "~/digits")
+    return without_places(done.stdout, lab)
+
+
+def without_places(text: str, lab: Path) -> str:
+    """Replace the paths of this machine."""
+    return text.replace(str(lab), "~/digits").replace(sys.executable, "python")
 
 
 def screenshot(address: str, target: Path, width: int, height: int) -> None:
@@ -144,7 +156,7 @@ def main() -> None:
         lab = options.lab.resolve() if options.lab else Path(scratch) / "digits"
         if options.lab is None:
             subprocess.run([LOOPLAB, "init", "quickstart", str(lab)], check=True)
-            subprocess.run(["git", "init", "--quiet", str(lab)], check=True)  # as most labs are
+            commit(lab)
         printed = {"run": printed_in_a_pipe(["run"], lab)}
         if "terminal" in options.only:
             (options.folder / "terminal.svg").write_text(terminal_picture(lab, SHOWN, printed), encoding="utf-8")

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib bench release-check licences pictures docs
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh fuse slurm agents pufferlib bench spooler release-check licences pictures docs
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -83,24 +83,33 @@ test-ci: lint types browser ssh fuse slurm
 test-all: lint types browser ssh fuse slurm
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-# Five minutes of attacks by class; one that did not hold is printed with the words that repeat it.
+# Hostile files of every kind, then minutes of attacks: a study that suffers all the time, and others by class beside it.
+# What did not hold is printed with the command that repeats it. `make storm MINUTES=60 SEED=7 EXAMPLES=5000`.
 storm: $(VENV)/.dev
-	LOOPLAB_TEST_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/pytest -q tests/fuzz
+	LOOPLAB_TEST_RANDOM=1 LOOPLAB_TEST_EXAMPLES=$(or $(EXAMPLES),400) $(BIN)/pytest -q tests/fuzz --hypothesis-seed=$(or $(SEED),0)
 	$(BIN)/python benchmarks/storm.py --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0)
 
 # The pictures of README and docs: a terminal as SVG, the report and the live page as a browser shows them.
 pictures: $(VENV)/.dev browser
 	$(BIN)/python tools/take_pictures.py docs
 
-# All benchmarks beside their peers; figures go to benchmarks/history.jsonl, and those that got worse are named.
-# `make bench ONLY=launch,cli`, `make bench FULL=1`. The peers: `pip install --group bench`, `apt install task-spooler`.
-bench: $(VENV)/.dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group bench
-	$(BIN)/python benchmarks/run.py --plots build/bench $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+# A peer of benchmarks/launch_peers.py, installed in the same way.
+spooler:
+	@command -v tsp >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends task-spooler >/dev/null; } || \
+	  echo "no task-spooler: the benchmarks leave it out"
 
-# Wheel and sdist, built and installed in a clean environment, with extras; sizes and import times.
+# All benchmarks beside their peers. Figures are appended to benchmarks/history.jsonl, those that got worse are named, the
+# last ones are written to benchmarks/RESULTS.md, and plots to build/bench. `make bench ONLY=launch,cli`, `make bench FULL=1`.
+bench: $(VENV)/.dev browser spooler
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group bench
+	$(BIN)/python benchmarks/run.py --plots build/bench --results benchmarks/RESULTS.md $(if $(FULL),--full) $(if $(ONLY),--only $(ONLY))
+
+# Wheel and sdist, built and installed in a clean environment, with extras; sizes and import times. Other Pythons too:
+# `make release-check PYTHONS="python3.12 python3.13"`.
 release-check: $(VENV)/.dev
-	$(BIN)/python tools/release_check.py
+	$(BIN)/python tools/release_check.py $(foreach python,$(PYTHONS),--also $(python))
 
 # The licences of all dependencies, as a table and as an SBOM, in build/.
 licences: $(VENV)/.dev

@@ -39,7 +39,7 @@ from looplab import recipes
 
 RECIPE = Path(recipes.__file__).parent / "fish"
 sys.path.insert(0, str(RECIPE))
-from evaluate import evaluate, interval, random_policy  # noqa: E402
+from evaluate import bootstrap_interval, evaluate, random_policy  # noqa: E402
 from fish_env import NUM_ACTIONS, OBS_DIM, FishSchool  # noqa: E402
 from fish_gym import ACTION_SPACE, OBSERVATION_SPACE, FishEnv  # noqa: E402
 
@@ -152,7 +152,7 @@ def survival(flags: list[str]) -> dict[str, float]:
     took = time.perf_counter() - began
     at_random = evaluate(random_policy())
     gained = np.array(trained["survival_values"]) - np.array(at_random["survival_values"])
-    low, high = interval(gained)
+    low, high = bootstrap_interval(gained)
     figures = {}
     print(f"survival in {trained['episodes']} ponds; trained for {took:.0f} s")
     for key, result in (("survival", trained), ("survival_random", at_random)):

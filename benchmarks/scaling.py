@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from launch import fresh_folder
 from looplab.guard.guard import Guard
@@ -189,7 +190,7 @@ def main() -> None:
         }  # fmt: skip
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     for name, curve in curves.items():
         bend = bend_of(curve, flat=name in ("record", "slots"))
         shown = "  ".join(f"{size:,}: {1000 * seconds:.4g} ms" for size, seconds in curve.items())
@@ -197,6 +198,9 @@ def main() -> None:
         print(f"{name:10} {shown}  ({said})")
         figures[f"{name}_bends_at"] = bend
         figures[f"{name}_{max(curve)}_s"] = round(curve[max(curve)], 6)
+    figures["curves"] = {
+        name: {str(size): round(seconds, 6) for size, seconds in curve.items()} for name, curve in curves.items()
+    }
     print(json.dumps(figures))
 
 

@@ -8,7 +8,12 @@ programs in git's configuration, planted secrets …), and then asks for what mu
 - no command ends in a traceback or hangs, and `resume` works, twice (else it is *wedged*);
 - every training that was started is in the record (else *lost*), and none was started twice (*twice*);
 - nothing outside of the lab was changed, and no secret is in its files (*outside*);
-- `verify` names the damage, and after `reindex` it says that the record is whole.
+- `verify` names the damage, and after `reindex` it says that the record is whole;
+- at the end no process, zombie, shared memory or folder is left behind, and neither handles nor memory have grown.
+
+One attack, `endurance`, lasts as long as the storm: a continuous study whose engine, supervisor, trainings, page and
+agent are killed, on a disk that is full or slow, with clocks that jump and folders that are deleted. The others are
+short, and are made beside it, class by class.
 
 Attacks are drawn from a seed; one that did not hold is printed with the command that makes it again, alone. The random
 choices are the same then; the moment of a kill also depends on the machine. Commands are forks of this process, which
@@ -39,8 +44,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from storm_soak import soak
+from storm_soak import endurance, soak
 
+ENDURANCE = "endurance"
+"""The attack that lasts as long as the storm."""
 TIMEOUT_S = 120.0
 """A command that takes longer is wedged."""
 LEAK_PATIENCE_S = 60.0
@@ -77,6 +84,8 @@ class Storm:
     extra: str = ""
     """What the trainer does besides."""
     names: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """How long an attack without an end of its own lasts."""
 
     @property
     def lab(self) -> Path:
@@ -743,6 +752,7 @@ CLASSES: dict[str, Callable[[Storm], None]] = {
         secrets,
         many,
         soak,
+        endurance,
     )
 }
 
@@ -752,10 +762,10 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def attack(name: str, number: int, seed: int, keep: bool = False) -> Broken | None:
+def attack(name: str, number: int, seed: int, *, seconds: float, keep: bool = False) -> Broken | None:
     """Make one attack; return what did not hold."""
     folder = Path(tempfile.mkdtemp(prefix=f"storm-{name}-"))
-    storm = Storm(folder, random.Random(f"{seed}:{name}:{number}"))
+    storm = Storm(folder, random.Random(f"{seed}:{name}:{number}"), seconds=seconds)
     try:
         CLASSES[name](storm)
         return None
@@ -773,8 +783,8 @@ def attack(name: str, number: int, seed: int, keep: bool = False) -> Broken | No
 class Box:
     """Attacks in processes of their own, so that one that does not end can be cut off."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, seconds: float) -> None:
+        self.seed, self.seconds = seed, seconds
         self.home = Path(tempfile.mkdtemp(prefix="storm-"))
         self.running: dict[int, tuple[str, int, Path]] = {}
         self.shared, self.own = _shared_memory(), _own_use()
@@ -787,7 +797,7 @@ class Box:
         if pid == 0:
             try:
                 tempfile.tempdir = str(self.home)
-                found = attack(name, number, self.seed)
+                found = attack(name, number, self.seed, seconds=self.seconds)
                 result.write_text(json.dumps([found.kind, str(found)] if found is not None else None))
             finally:
                 os._exit(0)
@@ -870,6 +880,16 @@ def _below(pid: int) -> Iterator[int]:
             yield from _below(int(child))
 
 
+def plan(names: list[str]) -> Iterator[tuple[str, int]]:
+    """Attacks with their numbers, class by class, without an end; the one that lasts is the first, and only once."""
+    if ENDURANCE in names:
+        yield ENDURANCE, 0
+    others = [name for name in names if name != ENDURANCE]
+    for number in itertools.count() if others else ():
+        for name in others:
+            yield name, number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less than 60 seconds, whatever the machine does")
@@ -887,22 +907,23 @@ def main() -> int:
 
     if args.replay:
         name, _, number = args.replay.partition(":")
-        broken = attack(name, int(number), args.seed, keep=True)
+        broken = attack(name, int(number), args.seed, seconds=60 * args.minutes, keep=True)
         print(f"{args.replay}: " + (f"{broken.kind}: {broken}" if broken else "held"))
         return int(broken is not None)
-    names = args.only or list(CLASSES)
+    names = args.only or [name for name in CLASSES if name != ENDURANCE or not args.quick]
     tried = dict.fromkeys(names, 0)
     broken_by: dict[str, list[Broken]] = {name: [] for name in names}
-    planned = ((name, number) for number in itertools.count() for name in names)
-    box = Box(args.seed)
+    planned = plan(names)
+    box = Box(args.seed, 60 * args.minutes)
     while time.monotonic() < (cut if box.running else until):
-        while len(box.running) < args.jobs and time.monotonic() < until:
-            box.start(*next(planned))
+        while len(box.running) < args.jobs and time.monotonic() < until and (one := next(planned, None)):
+            box.start(*one)
         for name, number, found in box.ended():
             tried[name] += 1
             if found is not None:
                 broken_by[name].append(found)
-                again = f"python benchmarks/storm.py --seed {args.seed} --replay {name}:{number}"
+                lasting = f" --minutes {args.minutes:g}" if name == ENDURANCE else ""
+                again = f"python benchmarks/storm.py --seed {args.seed} --replay {name}:{number}{lasting}"
                 print(f"{name}:{number} {found.kind}: {found}\n  again: {again}", flush=True)
         time.sleep(0.01)
     leaks = [] if args.quick else box.leaks()

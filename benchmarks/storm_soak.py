@@ -1,4 +1,8 @@
-"""A class of storm.py: one study that goes through all kinds of misfortune, one after the other, until it is done."""
+"""Two classes of storm.py: a study that goes through all kinds of misfortune, one after the other.
+
+`soak` has a small budget of runs and ends when it is used. `endurance` is a continuous study that lasts as long as the
+storm, beside the other attacks.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storm import Storm
@@ -24,12 +28,16 @@ if TYPE_CHECKING:
 RUNS = 30
 MOST_HANDLES = 150
 """Open files of an engine; it needs a tenth of that."""
+MOST_MB = 600.0
+"""Memory of an engine; it needs a third of that, most of it for modules that this process has imported."""
+MANY_CONFIGS = 1_000_000
+"""Values of the knob in a study that must not run out of configs."""
 CLONE_NEWNS = 0x20000
 AGENT = """\
 import json, os, random, sys, time
 sys.stdin.read()
 time.sleep(random.random() * 0.4)
-edits = [f"x@set={random.randrange(101)}"]
+edits = [f"x@set={random.randrange(%d)}"]
 print(json.dumps({"proposals": [{"edits": edits, "reason": "a guess", "hypothesis": "it falls", "parent": ""}]}))
 """
 ADVERSE = """\
@@ -74,8 +82,9 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 class Soak:
     """The study, its engine if one runs, and what was done to it."""
 
-    def __init__(self, storm: Storm) -> None:
+    def __init__(self, storm: Storm, *, disk_mb: int = 16, options: tuple[str, ...] = ()) -> None:
         self.storm = storm
+        self.disk_mb, self.options = disk_mb, options
         self.rng = storm.rng
         self.outputs = storm.lab / "outputs"
         self.engine: int | None = None
@@ -100,7 +109,7 @@ class Soak:
         self.outputs.mkdir()
         if os.geteuid() != 0 or ctypes.CDLL(None).unshare(CLONE_NEWNS) != 0:
             return False
-        commands = (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "size=16m", "none", str(self.outputs)])
+        commands = (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", f"size={self.disk_mb}m", "none", str(self.outputs)])
         return all(subprocess.run(["mount", *words], capture_output=True).returncode == 0 for words in commands)
 
     def unmount(self) -> None:
@@ -118,7 +127,7 @@ class Soak:
             else:
                 env["STORM_JUMP_FROM"] = str(time.monotonic() + self.rng.random() * 2)
                 env["STORM_JUMP_BY"] = str(self.rng.choice([-86_400 * 400, -3_600, -30, 30, 7_200, 86_400 * 40]))
-        self.engine, self.log = self.storm.start("run", **env)
+        self.engine, self.log = self.storm.start("run", *self.options, **env)
 
     def is_alive(self) -> bool:
         if self.engine is None:
@@ -217,7 +226,18 @@ class Soak:
 
     # -- the end
 
-    def check(self) -> None:
+    def check_use(self) -> None:
+        """An engine has few handles, and does not grow without end."""
+        if not self.is_alive():
+            return
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if (handles := len(os.listdir(f"/proc/{self.engine}/fd"))) > MOST_HANDLES:
+                self.storm.fail("wedged", f"the engine has {handles} open files")
+            pages = int(Path(f"/proc/{self.engine}/statm").read_text().split()[1])
+            if (megabytes := pages * os.sysconf("SC_PAGE_SIZE") / 1e6) > MOST_MB:
+                self.storm.fail("wedged", f"the engine has {megabytes:.0f} MB")
+
+    def check(self, least: int = RUNS) -> None:
         """All that was started is in the ledger, once, and has ended; the chain is whole; no clock ran backwards."""
         storm = self.storm
         storm.call("run", codes=(0, 1))
@@ -234,8 +254,8 @@ class Soak:
             storm.fail("lost", f"not ended: {left}")
         if backwards := [row[0] for row in rows if row[3] and row[4] and row[4] < row[3]]:
             storm.fail("wedged", f"ended before they started: {backwards}")
-        if len(rows) < RUNS:
-            storm.fail("lost", f"the study ended after {len(rows)} of {RUNS} runs")
+        if len(rows) < least:
+            storm.fail("lost", f"the study ended after {len(rows)} of {least} runs")
         said = storm.call("verify", codes=(0, 1))
         unnamed = sorted(run for run in self.deleted if run not in said)
         if unnamed:
@@ -248,21 +268,52 @@ class Soak:
 def soak(storm: Storm) -> None:
     """Kills of engine, supervisor, trainings, page and agent, a full and a slow disk, wrong clocks, deleted folders."""
     storm.extra = f"import time; time.sleep({storm.rng.choice([0.1, 0.3])})\n"
-    agent = {"cli": "command", "command": [sys.executable, "-S", str(storm.lab / "agent.py")], "wall": 60, "tries": 2,
-             "call_retries": 1, "backoff": 0.01}  # fmt: skip
-    storm.build(queue=12, proposers=[{"queue": "queue.json"}, {"agent": agent}], budget={"runs": RUNS}, round_size=4)
-    (storm.lab / "agent.py").write_text(AGENT)
-    study = Soak(storm)
-    try:
+    _build(storm, configs=101, budget={"runs": RUNS}, round_size=4)
+    with _closing(Soak(storm)) as study:
         for _ in range(storm.rng.randrange(8, 20)):
-            if not study.is_alive():
-                study.start_engine()
-            time.sleep(storm.rng.random())
-            storm.rng.choice(study.misfortunes())()
-            if study.is_alive() and len(os.listdir(f"/proc/{study.engine}/fd")) > MOST_HANDLES:
-                storm.fail("wedged", "the engine has too many open files")
+            _strike(study)
         study.wait()
         study.check()
+
+
+def endurance(storm: Storm) -> None:
+    """A continuous study that suffers all of this for as long as the storm lasts."""
+    until = time.monotonic() + 0.9 * storm.seconds  # the rest is for looking at what is left of it
+    storm.extra = "import time; time.sleep(0.5)\n"
+    knobs = {"x": {"type": "int", "low": 0, "high": MANY_CONFIGS}, "note": {"type": "str"}}
+    _build(storm, configs=MANY_CONFIGS, knobs=knobs)
+    with _closing(Soak(storm, disk_mb=16 + int(0.2 * storm.seconds), options=("--continuous",))) as study:
+        while time.monotonic() < until:
+            _strike(study)
+        storm.call("stop", "--drain")
+        study.wait()
+        with contextlib.closing(sqlite3.connect(storm.lab / ".looplab/ledger.db")) as db:
+            (count,) = db.execute("SELECT count(*) FROM runs").fetchone()
+        lab = json.loads((storm.lab / "lab.yaml").read_text())
+        (storm.lab / "lab.yaml").write_text(json.dumps({**lab, "budget": {"runs": count + 2}}))
+        study.check(least=max(3, int(storm.seconds / 20)))
+
+
+def _build(storm: Storm, *, configs: int, **settings: Any) -> None:
+    agent = {"cli": "command", "command": [sys.executable, "-S", str(storm.lab / "agent.py")], "wall": 60, "tries": 2,
+             "call_retries": 1, "backoff": 0.01}  # fmt: skip
+    storm.build(queue=12, proposers=[{"queue": "queue.json"}, {"agent": agent}], **settings)
+    (storm.lab / "agent.py").write_text(AGENT % configs)
+
+
+def _strike(study: Soak) -> None:
+    """Wait for a moment with an engine running, then do one of the misfortunes."""
+    if not study.is_alive():
+        study.start_engine()
+    time.sleep(study.rng.random())
+    study.rng.choice(study.misfortunes())()
+    study.check_use()
+
+
+@contextlib.contextmanager
+def _closing(study: Soak) -> Iterator[Soak]:
+    try:
+        yield study
     finally:
         if study.engine is not None:
             os.killpg(study.engine, signal.SIGKILL)

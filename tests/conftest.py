@@ -30,7 +30,7 @@ hypothesis.settings.register_profile(
     "looplab",
     deadline=None,  # how long an example takes depends on what else the machine does
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize=True,
+    derandomize="LOOPLAB_TEST_RANDOM" not in os.environ,  # with it: other examples for each --hypothesis-seed
     max_examples=int(os.environ.get("LOOPLAB_TEST_EXAMPLES", "100")),
     database=None,
 )

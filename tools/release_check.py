@@ -1,9 +1,10 @@
 """Build wheel and sdist, and install them as a stranger would: `make release-check`.
 
-    python tools/release_check.py [--fast] [--python PYTHON]
+    python tools/release_check.py [--fast] [--python PYTHON] [--also PYTHON …]
 
 The wheel is installed in a clean environment, tried out, and its light extras are added one by one; for heavy ones pip
 only resolves them, with constraints.txt. Prints sizes and import times. `--fast`: the wheel and its contents alone.
+`--also python3.13`: the wheel is installed there as well, and all extras together are resolved.
 """
 
 from __future__ import annotations
@@ -91,6 +92,19 @@ def check_installation(wheel: Path, python: str, folder: Path) -> None:
     call([str(bin_ / "python"), "-m", "pip", "check"])
 
 
+def check_other(wheel: Path, python: str, folder: Path) -> None:
+    """Install the wheel with another Python, and let its pip resolve all extras together."""
+    environment = folder / f"env-{Path(python).name}"
+    call([python, "-m", "venv", str(environment)])
+    own = str(environment / "bin" / "python")
+    pip = [own, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    call([*pip, "--upgrade", "pip"])
+    call([*pip, str(wheel)])
+    version = call([str(environment / "bin" / "looplab"), "--version"]).strip()
+    call([*pip, "-c", str(ROOT / "constraints.txt"), "--dry-run", f"{wheel}[all]"])
+    print(f"{call([own, '--version']).strip()}: looplab {version} installed, looplab[all] resolves")
+
+
 def seconds_of(command: list[str]) -> float:
     taken = []
     for _ in range(5):
@@ -112,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fast", action="store_true", help="build, and look at the contents alone")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the clean environment")
+    parser.add_argument("--also", action="append", default=[], metavar="PYTHON", help="another interpreter to try")
     parser.add_argument("--out", type=Path, help="where wheel and sdist are kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="looplab-release-") as folder:
@@ -120,6 +135,8 @@ def main() -> None:
         check_contents(wheel, sdist)
         if not options.fast:
             check_installation(wheel, options.python, Path(folder))
+        for python in options.also:
+            check_other(wheel, python, Path(folder))
     print("all is well")
 
 

@@ -83,3 +83,18 @@ def test_init_makes_a_lab_that_can_be_checked(lab, tmp_path) -> None:
     assert "all is well" in lab("check", cwd=tmp_path / "mine").out
     assert "is not empty" in lab("init", "quickstart", "mine", cwd=tmp_path, code=2).err
     assert "available: act_ot, drone" in lab("init", "nothing", cwd=tmp_path, code=2).err
+
+
+def test_a_shell_offers_runs_and_studies(lab) -> None:
+    def offered(*words: str) -> list[str]:
+        env = {"_LOOPLAB_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return lab(env=env).out.split()
+
+    assert offered("looplab", "show", "") == ["BEST", "LATEST"]
+    lab.queue("train.lr@set=0.3")
+    lab("run")
+    first, second = (run.name for run in lab.runs())
+    assert offered("looplab", "show", "") == ["BEST", "LATEST", second, first]
+    assert offered("looplab", "logs", first[:4]) == [first]
+    assert offered("looplab", "show", "--study", "t") == ["toy"]
+    assert offered("looplab", "sta") == ["status", "stage"]

@@ -67,6 +67,16 @@ def test_status_in_a_terminal_is_a_table_in_colour(done) -> None:
     assert done.runs()[2].name in plain(terminal.shown)
 
 
+def test_status_says_how_many_runs_it_does_not_show(lab) -> None:
+    lab.queue(*(f"train.lr@set=0.{number}" for number in range(11, 21)))
+    shown = lab("run").out
+    assert shown.rstrip().endswith("next: looplab ui, or looplab show BEST")
+    assert "the latest 8 of 11 runs" in lab("status").out
+    assert (
+        f"next: cd {lab.folder.name} && looplab ui" in lab("run", "--lab", str(lab.folder), cwd=lab.folder.parent).out
+    )
+
+
 def test_status_while_a_study_runs_names_the_engine_and_what_runs(lab) -> None:
     lab.base(wait="gate")
     engine = lab.start("run")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
-from looplab.cli import output
+from looplab.cli import output, top
 from looplab.cli.labs import how_to_continue
+from looplab.cli.live import LiveView, Row, ScreenState
+from looplab.ledger.view import RunRow
 
 COLUMNS = ["run", "round", "by", "slot", "status", "val/accuracy", "verdict", "time", "why"]
 WHY = "0005-fnn7 again, as it must lose again before 0037-uu5t replaces it"
@@ -39,6 +45,32 @@ def test_a_table_in_a_pipe_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("COLUMNS", "40")
     output.table(COLUMNS, ROWS)
     assert capsys.readouterr().out.splitlines()[1].endswith(WHY)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_runs_is_named_whole_on_a_narrow_terminal(width: int) -> None:
+    """Only the reason gives way: runs, slots, steps and times are never cut."""
+    run = RunRow(**{**dict.fromkeys(field.name for field in fields(RunRow)), "id": "0050-zppx", "reason": WHY})
+    state = ScreenState(
+        study="digits", metric="val/accuracy", running=(Row(run, "cpu0", 120.0, 0.96889),) * 2, done=3, total=9,
+        failed=0, best=None, left_s=None,
+    )  # fmt: skip
+    console = Console(width=width, file=io.StringIO())
+    console.print(LiveView(lambda: state)._draw())
+    head, *rows = console.file.getvalue().splitlines()[:3]
+    assert head.split() == ["slot", "run", "step", "val/accuracy", "time", "why"]
+    assert [row.split()[:5] for row in rows] == [["cpu0", "0050-zppx", "120", "0.96889", "-"]] * 2
+    assert max(map(len, rows)) <= width
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 200])
+def test_a_table_of_top_has_reasons_where_there_is_room(width: int) -> None:
+    rows = [[(text, "") for text in ("0036-d9h8", "inconclusive", "-0.001 [-0.006, 0.003]", WHY)]] * 2
+    shown = str(top._columns(("judged", "verdict", "better by, 95 %", "why"), rows, width)).splitlines()
+    assert all(line.split()[0] in ("judged", "0036-d9h8") and cell_len(line) <= width for line in shown)
+    assert ("why" in shown[0]) == (width > 60)
+    assert all(WHY in line for line in shown[1:]) == (width == 200)
+    assert all(line.endswith("…") for line in shown[1:]) == (width == 80)
 
 
 def test_a_study_that_is_done_says_how_to_continue() -> None:
@@ -70,4 +102,8 @@ def test_a_terminal_is_drawn_without_anything_from_the_network(tmp_path: Path) -
     svg = take_pictures.terminal_picture(tmp_path, ["--version", "init --help"])
     assert "$" in svg
     assert "@font-face" not in svg
+    times = [float(found) for found in re.findall(r"animation: appear 1ms linear ([\d.]+)s both", svg)]
+    assert len(times) == svg.count("<text") - 1  # all but the title
+    assert times == sorted(times)
+    assert times[-1] > take_pictures.PAUSE_S
     assert "url(http" not in svg

@@ -90,6 +90,24 @@ def test_a_run_folder_that_is_deleted_under_its_training_does_not_stop_the_study
     assert "the run's folder is gone" in lab("verify", code=1).out
 
 
+def test_a_run_whose_folder_is_deleted_is_not_started_a_second_time(lab) -> None:
+    """Its folder is what shows that it was started; the ledger only knows that it was handed over."""
+    lab.base(wait="gate")
+    engine = lab.start("run")
+    lab.until_at_work()
+    run = lab.runs()[0]
+    engine.process.kill()
+    engine.process.wait()
+    shutil.rmtree(run)
+    lab.open_gate()
+    lab("resume", code=None)
+    events = lab("query", f"select kind from events where run = '{run.name}'", "--json").json()
+    assert [event["kind"] for event in events].count("launched") == 1
+    shown = lab("show", run.name, "--json").json()["run"]
+    assert shown["status"] == "lost"
+    assert not (run / "metrics.jsonl").exists()
+
+
 def test_a_queue_that_is_broken_for_a_moment_does_not_end_the_engine(lab) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.2", "wait@set=second")

@@ -1,15 +1,17 @@
 """Hostile input of every kind that looplab reads: it is used, refused with a reason, or skipped; nothing else happens.
 
 Each test starts from real files, which are changed byte by byte and piece by piece. What once went wrong is kept in
-`corpus/`, by kind, and is tried first. `make storm` tries more examples (LOOPLAB_TEST_EXAMPLES).
+`corpus/`, by kind, and is tried first. An input that fails is written there as `found`, as small as hypothesis could
+make it: rename it and commit it with the repair. `make storm` tries more examples, and others for each SEED.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,29 @@ EXPRESSIONS = [
 def kept(kind: str) -> list[bytes]:
     """What once went wrong."""
     return [path.read_bytes() for path in sorted((CORPUS / kind).glob("*"))]
+
+
+@contextlib.contextmanager
+def keeping(kind: str, data: bytes | str, corpus: Path = CORPUS) -> Iterator[None]:
+    """Write an input that fails to the corpus; hypothesis tries the smallest one last, so that one remains."""
+    try:
+        yield
+    except Exception:
+        (corpus / kind).mkdir(parents=True, exist_ok=True)
+        (corpus / kind / "found").write_bytes(data if isinstance(data, bytes) else data.encode("utf-8", "replace"))
+        raise
+
+
+def test_an_input_that_fails_is_kept_as_small_as_possible(tmp_path: Path) -> None:
+    @given(st.text())
+    @settings(max_examples=200)
+    def attempt(text: str) -> None:
+        with keeping("lab", text, tmp_path):
+            assert len(text) < 3
+
+    with pytest.raises(AssertionError):
+        attempt()
+    assert len((tmp_path / "lab" / "found").read_text()) == 3
 
 
 @st.composite
@@ -105,7 +130,8 @@ def test_a_lab_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     folder = tmp_path_factory.getbasetemp() / "lab"
     folder.mkdir(exist_ok=True)
     for one in [*(data.decode() for data in kept("lab")), text]:
-        try_lab(one, folder)
+        with keeping("lab", one):
+            try_lab(one, folder)
 
 
 @given(changed_text(RULES))
@@ -113,19 +139,21 @@ def test_rules_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tex
     path = tmp_path_factory.getbasetemp() / "rules.yaml"
     for one in [*kept("rules"), text.encode("utf-8", "surrogatepass")]:
         path.write_bytes(one)
-        try:
-            read_rules(path)
-        except LabError as error:
-            assert str(error).strip()
+        with keeping("rules", one):
+            try:
+                read_rules(path)
+            except LabError as error:
+                assert str(error).strip()
 
 
 @given(changed_text(EXPRESSIONS))
 def test_an_expression_is_compiled_or_refused(text: str) -> None:
     for one in [*(data.decode() for data in kept("expression")), text]:
-        try:
-            compile_expression(one)
-        except LabError as error:
-            assert str(error).strip()
+        with keeping("expression", one):
+            try:
+                compile_expression(one)
+            except LabError as error:
+                assert str(error).strip()
 
 
 class Config(RuleBasedStateMachine):
@@ -137,9 +165,16 @@ class Config(RuleBasedStateMachine):
             "train": {"lr": 0.1, "steps": 100}, "features": [{"weight": 1.0}, {"weight": 2}], "layers": [64], "n": 3,
             "name": "a", "a": {"b": None},
         }  # fmt: skip
+        self.edits: list[str] = []
 
     @rule(text=changed_text(EDITS))
     def edit(self, text: str) -> None:
+        self.edits.append(text)
+        with keeping("edits", json.dumps(self.edits)):
+            self.apply(text)
+            self.is_json()
+
+    def apply(self, text: str) -> None:
         before = json.dumps(self.config)
         try:
             applied = apply_edits(self.config, [parse_edit(text)])
@@ -165,6 +200,15 @@ class Config(RuleBasedStateMachine):
 
 Config.TestCase.settings = settings(stateful_step_count=15)
 TestConfig = Config.TestCase
+
+
+@pytest.mark.parametrize("edits", [json.loads(data) for data in kept("edits")])
+def test_edits_that_once_went_wrong_are_applied_or_refused(edits: list[str]) -> None:
+    config = Config()
+    config.start()
+    for text in edits:
+        config.apply(text)
+        config.is_json()
 
 
 # -- what trainers and other tools leave behind
@@ -228,7 +272,8 @@ def test_a_damaged_file_of_metrics_is_read_as_far_as_it_goes(kind: str, tmp_path
     @given(changed_bytes(seeds()), st.integers(0, 2**16))
     @settings(max_examples=max(10, settings.default.max_examples // 2))  # type: ignore[union-attr]
     def attempt(data: bytes, middle: int) -> None:
-        read(data, middle % (len(data) + 1))
+        with keeping(kind, data):
+            read(data, middle % (len(data) + 1))
 
     for data in kept(kind):
         read(data, len(data) // 2)
@@ -250,7 +295,8 @@ def test_a_damaged_archive_is_recognised_or_read(tmp_path: Path) -> None:
     @given(changed_bytes([parquet_seed(tmp_path)]))
     def attempt(data: bytes) -> None:
         path.write_bytes(data)
-        assert is_archive(path) in (True, False)
+        with keeping("parquet", data):
+            assert is_archive(path) in (True, False)
 
     for data in kept("parquet"):
         path.write_bytes(data)
@@ -326,8 +372,7 @@ def test_the_page_answers_every_request_without_a_fault(tmp_path: Path) -> None:
         server.asgi, base_url="http://localhost", headers={"x-looplab-token": "a-token"}, raise_server_exceptions=True
     ) as client:
 
-        @given(st.sampled_from(names), query, body, st.booleans())
-        def attempt(name: str, query: dict[str, str], body: Any, post: bool) -> None:
+        def ask(name: str, query: dict[str, str], body: Any, post: bool) -> None:
             query = {key: value.encode("utf-8", "replace").decode() for key, value in query.items()}
             if post:
                 text = json.dumps(body).encode("utf-8", "replace")
@@ -338,5 +383,12 @@ def test_the_page_answers_every_request_without_a_fault(tmp_path: Path) -> None:
                 answer = client.get(f"/api/{name}", params=query)
             assert answer.status_code < 500, (name, query, body, answer.text)
 
+        @given(st.sampled_from(names), query, body, st.booleans())
+        def attempt(name: str, query: dict[str, str], body: Any, post: bool) -> None:
+            with keeping("page", json.dumps([name, query, body, post])):
+                ask(name, query, body, post)
+
+        for data in kept("page"):
+            ask(*json.loads(data))
         attempt()
     assert (lab / "lab.yaml").read_bytes() == before

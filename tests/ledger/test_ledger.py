@@ -238,6 +238,18 @@ def test_a_run_is_found_by_id_number_and_beginning(ledger: Ledger) -> None:
         study.run("77")
 
 
+def test_the_latest_run_is_the_newest_that_has_started(ledger: Ledger) -> None:
+    """Runs that are planned and wait for a slot have neither a folder nor a log; without others, it is one of them."""
+    study = StudyLedger(ledger, "toy")
+    study.open("loss", "min")
+    with ledger.write():
+        study.begin_round()
+        first, second = plan(study), plan(study)
+        assert study.run("LATEST").id == second
+        study.ended(first, status="ok", code=0, signal=None, started=0.0, ended=1.0, objective=None, files={})
+        assert study.run("latest").id == first
+
+
 def test_a_new_ledger_can_be_opened_by_many_at_once(tmp_path: Path) -> None:
     for n in range(20):
         path, start = tmp_path / f"{n}/ledger.db", threading.Barrier(8)

@@ -406,3 +406,10 @@ def test_a_work_tree_elsewhere_is_rejected(lab: Path, elsewhere: str) -> None:
     assert "the work tree of the git repository is" in str(doubt(code(lab)))
     with pytest.raises(LabError, match="the work tree of the git repository is"):
         Repo(lab)
+
+
+def test_a_repository_without_a_commit_is_explained_in_one_line(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    with pytest.raises(LabError, match="its repository has no commit yet") as raised, isolated(tmp_path, timeout=60.0):
+        pass
+    assert len(str(raised.value).splitlines()) == 1

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from looplab.cli.completion import complete_runs, complete_studies
 from looplab.cli.help import EXAMPLES, GroupedCommands, add_examples
 
 app = typer.Typer(
@@ -20,11 +21,15 @@ app = typer.Typer(
 )
 
 LabOption = Annotated[Path | None, typer.Option("--lab", help="The lab's folder (default: the lab you are in).")]
-StudyOption = Annotated[str | None, typer.Option("--study", help="The study, if the lab has several.")]
+StudyOption = Annotated[
+    str | None, typer.Option("--study", help="The study, if the lab has several.", autocompletion=complete_studies)
+]
 Smaller = Annotated[bool, typer.Option("--min", help="Smaller is better (default: by the metric's name).")]
 Larger = Annotated[bool, typer.Option("--max", help="Larger is better.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunName = Annotated[str, typer.Argument(help="A run: its id, its number, LATEST or BEST.")]
+RunName = Annotated[
+    str, typer.Argument(help="A run: its id, its number, LATEST or BEST.", autocompletion=complete_runs)
+]
 Cfgs = Annotated[list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.")]
 Mode = Annotated[str | None, typer.Option("--mode", help="A mode of the study: edits on the base.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds in total; with new --cfgs, from now on.")]

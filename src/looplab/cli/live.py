@@ -105,8 +105,9 @@ class LiveView(LiveScreen):
         if now is None:
             return Text("")
         slots = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-        for name in ("slot", "run", "step", now.metric, "time", "why"):
+        for name in ("slot", "run", "step", now.metric, "time"):
             slots.add_column(Text(clean_line(name)), no_wrap=True, max_width=48)
+        slots.add_column("why", max_width=48)  # the only column that gives way where there is little room
         for row in now.running:
             slots.add_row(
                 row.slot,
@@ -114,7 +115,7 @@ class LiveView(LiveScreen):
                 output.number(row.step, 7),
                 output.number(row.objective),
                 format_seconds(row.run.seconds),
-                Text(clean_line(row.run.reason, 200), style="dim"),
+                Text(clean_line(row.run.reason, 200), style="dim", no_wrap=True, overflow="ellipsis"),
             )
         bar = Table.grid(padding=(0, 1))
         head = f"{now.done}" + (f"/{now.total}" if now.total is not None else "") + " runs"

@@ -139,6 +139,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                 for run in rows.values()
             ],
         )
+        count = sum(facts["counts"].values())
+        if count > len(rows):
+            output.say(f"  the latest {len(rows)} of {count} runs; all of them: `looplab ui`, `looplab report`")
         output.say()
         if not facts["engine"] and any(facts["counts"].get(state) for state in ("planned", "queued", "running")):
             output.say("  unfinished runs: `looplab resume` adopts those still alive and continues\n")

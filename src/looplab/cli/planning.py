@@ -60,8 +60,8 @@ def show_power(folder: Path | None, name: str | None, runs: int | None, json: bo
     metric = study.objective.metric if study.objective else "the objective"
     if not json:
         output.say(
-            f"With {budget} runs, if half of the challengers improve {metric} by so many standard deviations of the "
-            "noise (simulated with the study's judge):"
+            f"How often the judge finds an improvement of {metric} within {budget} runs, if half of the challengers "
+            "have it. Simulated; sd is the standard deviation of the noise."
         )
     found = power(judge_settings(study), budget)
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:

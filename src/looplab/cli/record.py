@@ -43,13 +43,13 @@ def verify(
             output.say(f"{finding.what}: {finding.where}: {finding.why}")
         for note in (*result.notes, *proof.notes):
             output.say(f"note: {note}")
-        output.say(f"not covered: {result.outside}")
         if findings:
             output.say(f"the record is not whole: {len(findings)} finding(s)")
         else:
             head = f"{result.events}:{result.head}"
             output.say(f"the record is whole: {result.events} events, {result.files} files; head {head}")
             output.say(proof.sentence)
+        output.say(f"not covered: {result.outside}")
     if findings:
         sys.exit(1)
 

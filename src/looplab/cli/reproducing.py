@@ -51,7 +51,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
         )
     if not json:
         output.say(f"running again: {shlex.join(map(str, capsule['argv']))}")
-        output.say(f"running to list its packages: {capsule['program']}")
+        output.say(f"running its Python to list the packages: {capsule['program']}")
     code_notes = reproducing.checkout(lab.folder, context.outputs, original.id, capsule)
     changed = reproducing.differences(lab.folder, context.outputs, capsule, setup.prints)
     if not json:

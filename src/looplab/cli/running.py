@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -272,6 +273,10 @@ def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str,
             output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
     output.say(f"report: {outputs / 'report.html'}")
+    if best is not None:
+        inside = Path.cwd().is_relative_to(setup.lab)
+        place = "" if inside else f"cd {shlex.quote(os.path.relpath(setup.lab))} && "
+        output.say(f"next: {place}looplab ui, or looplab show BEST")
 
 
 def _engine_snapshot(engine: Engine) -> ScreenState:

@@ -53,7 +53,7 @@ def ui(
         output.print_line({"url": url, "port": bound, "pid": os.getpid(), "control": allow_control})
     else:
         output.say(f"{lab.folder.name}: {url}")
-        output.say("Ctrl-C ends the page; runs and engines do not notice.")
+        output.say("Ctrl-C stops the page; runs and engines continue.")
     if not is_loopback(host):
         output.warn(f"the page listens on {host}, and its traffic is not encrypted: `ssh -L` is safer")
     if open_browser and os.environ.get("DISPLAY"):

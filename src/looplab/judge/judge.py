@@ -885,7 +885,7 @@ class _Session:
         middle = values[len(values) // 2]
         collapsed = side.crashes + sum(value < middle - COLLAPSE * self.sigma for value in values)
         n = len(values) + side.crashes
-        return f"{collapsed} of {n} runs collapsed: up to {stats.largest_rate(collapsed, n):.0%} may."
+        return f"{collapsed} of {n} runs collapsed; the true rate may be up to {stats.largest_rate(collapsed, n):.0%}."
 
     def _passes_held_out(self, old: _Side, side: _Side, numbers: dict[str, Any], summary: str) -> bool:
         """Return whether the challenger is no worse on the held-out metric; if it is worse, record its verdict."""

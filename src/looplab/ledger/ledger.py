@@ -108,6 +108,7 @@ class NewLedgerError(LabError):
         super().__init__(f"the ledger has version {version}, but this looplab supports only {VERSION}", file=path)
 
 
+NOT_YET = "nothing has run in this lab, so there is no ledger yet"
 MISSING = "the ledger is missing, but its journal exists"
 REPAIR = "`looplab verify` shows the damage, `looplab reindex` repairs it from the journal and the run folders"
 
@@ -138,7 +139,7 @@ class Ledger:
             if not repair and is_missing(path):
                 raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
             if not create:
-                raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
+                raise LabError(NOT_YET, hint="start with `looplab run`")
         if create:
             path.parent.mkdir(exist_ok=True)  # never the lab itself
         with _raising_damaged(path):
@@ -508,7 +509,7 @@ class ReadOnlyLedger(Ledger):
         if not path.exists():
             if is_missing(path):
                 raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
-            raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
+            raise LabError(NOT_YET, file=path, hint="start with `looplab run`")
         with _raising_damaged(path):
             self._connect()
             version = self._db.execute("PRAGMA user_version").fetchone()[0]

@@ -521,12 +521,16 @@ class StudyView:
         return self.run(row["best"]) if row and row["best"] else None
 
     def run(self, name: str) -> RunRow:
-        """A run by its id, its number, or the beginning of its id; LATEST and BEST are names too."""
+        """Return a run by its id, its number, or the beginning of its id; LATEST and BEST are names too.
+
+        LATEST is the newest run that has started; the newest planned one if none has.
+        """
         name = mend_text(name)
         where, parameters = "id=?", (self.name, name)  # type: tuple[str, tuple[Any, ...]]
         if name.upper() == "LATEST":
-            where = "n=(SELECT max(n) FROM runs WHERE study=? AND role!='imported')"
-            parameters = (self.name, self.name)
+            newest = "SELECT max(n) FROM runs WHERE study=? AND role!='imported'"
+            where = f"n=coalesce(({newest} AND state!='planned'), ({newest}))"
+            parameters = (self.name, self.name, self.name)
         elif name.upper() == "BEST":
             where, parameters = "id=(SELECT best FROM studies WHERE name=?)", (self.name, self.name)
         elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:

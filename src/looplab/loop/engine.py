@@ -359,7 +359,10 @@ class Engine:
                             run.id, str(name or "?"), folder.hash_files(run_dir, files),
                             attempt=run.attempt, queued=self._traits.queues,
                         )  # fmt: skip
-            elif self.study.plan_of(run.id) is None:
+            elif self.study.plan_of(run.id) is None or (
+                # It was handed over, and its folder was deleted: whether it has started cannot be known any more.
+                run.state != "planned" and not folder.record_file(run_dir, "run.json").exists()
+            ):
                 self._finished.append((run, Exit(None, reason="lost", message="its folder is gone", ended=time.time())))
             else:
                 if run.state in ("queued", "running"):

@@ -166,7 +166,12 @@ def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, st
     cannot be made to run a program, not even by a concurrent change of the configuration.
     """
     queries = ("HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
-    found = git(where, "rev-parse", "--path-format=absolute", *queries, timeout=timeout, alone=True).split("\n")
+    try:
+        found = git(where, "rev-parse", "--path-format=absolute", *queries, timeout=timeout, alone=True).split("\n")
+    except GitError as error:
+        if "ambiguous argument 'HEAD'" not in str(error):
+            raise
+        raise GitError("its repository has no commit yet", file=where, hint="commit the files of the lab") from None
     if len(found) != len(queries):
         raise LabError("a path of the git repository has a line break")
     commit, object_format, top, own, common = found

@@ -121,7 +121,7 @@ NO_GIT = (
 COMPARED = (
     "judge", "deterministic", "objective", "holdout", "measure.sources", "measure.aliases", "measure.stdout",
     "measure.goals", "seed", "evaluator", "data", "normalise", "derive", "warm_start",
-    "launch.command", "launch.env", "launch.config", "launch.cwd",
+    "launch.command", "launch.env", "launch.config", "launch.cwd", "launch.links",
 )  # fmt: skip
 """Keys of the lab file that affect whether runs are comparable; all others only decide what is run, and when."""
 

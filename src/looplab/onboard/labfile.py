@@ -19,11 +19,11 @@ from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.introspect import NO_COMMAND_LINE
 from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest, unused_settings, words_of
-from looplab.onboard.output_folder import OUTPUT, predicted_output
+from looplab.onboard.output_folder import OUTPUT, predicted_output, relative_inputs
 from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.readers.hydra import search_groups
-from looplab.onboard.source import call_name
+from looplab.onboard.source import call_name, keyword
 from looplab.onboard.typed import given_values
 
 MANY = 60
@@ -111,7 +111,8 @@ def make_lab(
     stem = stem if script.program is None else script.name
     study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
     base_file = f"{study}.base.json"
-    cwd = "run" if starts_in_run_folder(script) and not _has_input_folder(interface, draft, script.folder) else None
+    in_run_folder, links = starts_in_run_folder(script)
+    cwd = "run" if in_run_folder and not _has_input_folder(interface, draft, script.folder) else None
     if cwd is None:
         typed = {word.partition("=")[0] for word in script.arguments}
         for words in predicted_output(interface, script.folder):
@@ -127,6 +128,8 @@ def make_lab(
         lines.append(f"  env: {flow(dict(interface.env))}")
     if cwd:
         lines.append("  cwd: run  # it writes next to where it is started: each run gets its own folder")
+        if links:
+            lines.append(f"  links: {flow(links)}  # what it reads from there")
     lines.append(f"base: {base_file}")
     lines += _objective_lines(objective, goal)
     lines += ["knobs:" if draft.knobs else "knobs: {}"]
@@ -327,49 +330,28 @@ def _comment(setting: ScriptSetting) -> str:
     return f"  # {text[:90]}" if text else ""
 
 
-def starts_in_run_folder(script: Script) -> bool:
-    """Return whether a script should be started in its run folder: it writes relative paths, and reads none."""
+def starts_in_run_folder(script: Script) -> tuple[bool, list[str]]:
+    """Return whether a script should be started in its run folder, and what it then needs there.
+
+    It should if it writes relative paths, and reads none, or if it writes metrics: what it reads is linked then.
+    """
     if script.tree is None or (script.module is not None and script.package_root is None):
-        return False  # a module of the project is found from the project's folder alone
-    writes = False
-    for tree in script.modules:
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and node.value != script.path.name
-                and _is_input(node.value, script.folder)
-            ):
-                return False
-            if isinstance(node, ast.Call):
-                writes = writes or call_name(node).rpartition(".")[2] in WRITERS
-    return writes
+        return False, []  # a module of the project is found from the project's folder alone
+    called = {
+        call_name(node).rpartition(".")[2]
+        for tree in script.modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and not (call_name(node) == "logging.basicConfig" and not keyword(node, "filename"))
+    }
+    links = relative_inputs(script)
+    return bool(called & (METRIC_WRITERS if links else WRITERS)), links
 
 
-WRITERS = {
-    "SummaryWriter",
-    "CSVLogger",
-    "TensorBoardLogger",
-    "LightningCLI",
-    "Trainer",
-    "mkdir",
-    "makedirs",
-    "save",
-    "savez",
-    "to_csv",
-    "dump",
-    "savefig",
+METRIC_WRITERS = {
+    *("SummaryWriter", "CSVLogger", "TensorBoardLogger", "LightningCLI", "FileHandler", "basicConfig", "to_csv"),
+    *("writer", "DictWriter"),
 }
+"""Functions that usually write a file with metrics."""
+WRITERS = {*METRIC_WRITERS, "Trainer", "mkdir", "makedirs", "save", "savez", "dump", "savefig"}
 """Functions that usually write a file."""
-
-
-def _is_input(text: str, folder: Path) -> bool:
-    """Return whether a text is the relative path of something that exists."""
-    if not text or len(text) > 200 or "\n" in text or text.startswith(("/", "~", "-")) or text in (".", "..", "./"):
-        return False
-    if "/" not in text and "." not in text:
-        return False
-    try:
-        return (folder / text).exists()
-    except (OSError, ValueError):
-        return False

@@ -106,6 +106,7 @@ SOURCES = {
     "tensorboard": "TensorBoard",
     "csv": "CSV",
     "stdout": "printed",
+    "log_file": "log file",
     "trainer_state": "trainer_state.json",
     "trainer_summary": "summary file",
 }

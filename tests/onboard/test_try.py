@@ -221,6 +221,20 @@ def test_a_script_without_a_seed_is_repeated_as_it_is(project: Project) -> None:
 
 
 @pytest.mark.slow
+def test_a_seed_that_is_a_constant_of_the_script_is_set(project: Project) -> None:
+    code = (HEAD + TRAIN).replace('parser.add_argument("--seed", type=int, default=1)\n', "")
+    code = code.replace("random.seed(args.seed)", "random.seed(1337 + int(args.lr))")
+    project.write(code)
+    assert "seed: a constant of the script, which with_config.py sets" in project("init", "train.py")
+    first = project("try", "--yes")
+    assert "$ python with_config.py seed=1 train.py --lr 0.1" in first
+    assert "no seed reaches the trainer" not in first
+    assert "seed 1 → 2: other numbers than" in project("try", "--seed", "2")
+    assert "over 3 seeds" in project("run", "--runs", "3")
+    assert (project.folder / "train.py").read_text() == code
+
+
+@pytest.mark.slow
 def test_ctrl_c_stops_the_run_and_shows_what_it_has_measured(project: Project) -> None:
     project.write(HEAD + TRAIN + "time.sleep(10_000)\n")
     project("init", "train.py")

@@ -22,6 +22,7 @@ from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest, u
 from looplab.onboard.output_folder import OUTPUT, predicted_output, relative_inputs
 from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.config_file import RUNNER
+from looplab.onboard.readers.constants import fixed_seed
 from looplab.onboard.readers.hydra import search_groups
 from looplab.onboard.source import call_name, keyword
 from looplab.onboard.typed import given_values
@@ -30,6 +31,8 @@ MANY = 60
 """Settings beyond which only those that look like hyper-parameters are part of the base config."""
 RUNS = 20
 """`budget.runs` of a new lab."""
+SEED_WORD = "seed={seed}"
+"""What `with_config.py` gets for a seed that is a constant of the script."""
 JUDGE = "judge: {baseline_seeds: 3}"
 NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
 """Start of the line that says that there is no objective yet."""
@@ -46,6 +49,8 @@ class NewLab:
     """The knobs with their defaults and ranges, for people."""
     seed: str | None
     """Config key of the seed; None: the script has none."""
+    is_seed_constant: bool
+    """Whether the seed is a constant of the script that each run replaces."""
     objective: str | None
     notes: tuple[str, ...]
 
@@ -120,6 +125,9 @@ def make_lab(
     else:
         draft.fixed = _from_lab(draft.fixed, script.folder)
     command = _command(script, interface, draft)
+    if draft.seed is None:
+        command = _with_seed(script, command) or command
+    is_seed_constant = SEED_WORD in command
     lines = [f"# Made by `looplab init` from {script.name} ({interface.reader}). `looplab check` shows what it does."]
     lines += [f"study: {study}", "launch:", f"  command: {flow(command)}"]
     if interface.rendering:
@@ -146,7 +154,9 @@ def make_lab(
     if rules:
         lines += ["constraints:", *(f"  - {json.dumps(rule)}" for rule in rules)]
     if draft.seed is not None:
-        lines += [f"seed: {json.dumps(draft.seed)}", JUDGE if objective is not None else f"# {JUDGE}"]
+        lines.append(f"seed: {json.dumps(draft.seed)}")
+    if draft.seed is not None or is_seed_constant:
+        lines.append(JUDGE if objective is not None else f"# {JUDGE}")
     else:
         lines.append("# No seed was found, so runs cannot be repeated with another one, and nothing is judged.")
     lines += ["proposers: [{search: auto}]", f"budget: {{runs: {RUNS}}}"]
@@ -158,6 +168,7 @@ def make_lab(
         knobs=tuple(setting.name for setting, _ in draft.knobs),
         ranges=tuple(_range(setting, suggestion.spec or {}) for setting, suggestion in draft.knobs),
         seed=draft.seed,
+        is_seed_constant=is_seed_constant,
         objective=objective,
         notes=interface.notes,
     )
@@ -263,6 +274,23 @@ def _command(script: Script, interface: Interface, draft: _Draft) -> list[str]:
         command[at:at] = draft.fixed
     left_out = {f"{{config.{item.name}}}" for item in interface.settings if item.positional and not _has(draft, item)}
     return [word for word in command if word not in left_out]
+
+
+def _with_seed(script: Script, command: Sequence[str]) -> list[str] | None:
+    """Return the command of a script whose seed is a constant, so that each run has its own; None: that cannot be."""
+    words = ["-m", script.module] if script.module else [script.prefix[-1]]
+    python = list(script.prefix[: len(script.prefix) - len(words)])
+    if (
+        script.tree is None
+        or script.program is not None
+        or (script.module is not None and script.package_root is not None)
+        or len(python) != 1
+        or list(command[: len(script.prefix)]) != [*python, *words]
+        or RUNNER in command
+        or fixed_seed(script.tree, names=True) is None
+    ):
+        return None
+    return [*python, RUNNER, SEED_WORD, *words, *command[len(script.prefix) :]]
 
 
 def _has(draft: _Draft, setting: ScriptSetting) -> bool:

@@ -390,10 +390,11 @@ def test_the_goal_of_a_number_without_a_name_is_that_of_what_is_printed(code: st
 
 
 def test_the_goal_of_a_name_that_says_nothing_is_where_its_curve_goes() -> None:
-    for first, last, points, goal in ((50.0, 90.0, 30, "max"), (90.0, 50.0, 30, "min"), (50.0, 90.0, 2, "min")):
+    for first, last, points, goal in ((50.0, 90.0, 30, "max"), (90.0, 50.0, 30, "min"), (50.0, 90.0, 2, "max")):
         for name, expected in (("Avg", goal), ("loss", "min"), ("error", "min")):
             (guess,) = rank_objectives([replace(measured(name, points), first=first, last=last)])
             assert guess.goal == expected
+            assert guess.is_goal_known == (points > 2 or name != "Avg")
 
 
 def test_settings_that_a_script_prints_are_not_offered() -> None:
@@ -405,6 +406,11 @@ def test_settings_that_a_script_prints_are_not_offered() -> None:
 def test_the_index_of_a_loop_is_not_offered() -> None:
     index = replace(measured("e", 5), first=0.0, last=4.0, is_count=True)
     assert [guess.metric for guess in rank_objectives([index, measured("l", 5)])] == ["l"]
+
+
+def test_a_learning_rate_in_the_last_print_does_not_tell_the_goal() -> None:
+    (guess,) = rank_objectives([measured("last_line", 1)], (), kept_best([ast.parse("print(abs(lr - 0.03) + x)")]))
+    assert not guess.is_goal_known
 
 
 def test_a_goal_that_nothing_tells_is_marked_as_a_guess() -> None:

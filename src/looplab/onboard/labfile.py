@@ -354,7 +354,7 @@ def flow(value: Any) -> str:
 
 def _comment(setting: ScriptSetting) -> str:
     text = " ".join(setting.help.split())
-    text = re.sub(r"\s*\(default:?.*?\)", "", text)
+    text = re.sub(r"\s*\((?:[^()]{0,60}, )?default[:=]?.*?\)", "", text).strip()
     return f"  # {text[:90]}" if text else ""
 
 

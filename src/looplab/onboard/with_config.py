@@ -111,16 +111,16 @@ def rebind_calls(tree: ast.Module, values: dict[str, Any]) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name not in own and isinstance(values.get(name), dict):
+            if isinstance(values.get(name), dict):
                 for item in node.keywords:
+                    if name in own and item.arg not in SEED_NAMES:
+                        continue  # the function itself has its values
                     if item.arg in values[name] and isinstance(item.value, (ast.Constant, ast.UnaryOp, ast.BinOp)):
                         item.value = literal(values[name][item.arg], item.value)
 
 
 SEEDS = ("seed", "manual_seed", "manual_seed_all", "set_seed", "set_random_seed", "seed_everything")
 """Functions that seed a generator with their first argument."""
-GENERATORS = ("default_rng", "RandomState", "Random", "PRNGKey")
-"""Functions that make a generator with a seed."""
 SEED_NAMES = ("seed", "random_seed", "manual_seed", "rng_seed", "torch_seed", "global_seed")
 """Variables and parameters that hold a seed, in lower case."""
 
@@ -132,23 +132,21 @@ def is_whole(node: Any) -> bool:
 def seed_places(tree: ast.Module, names: bool = True) -> list[tuple[Any, Any]]:
     """Return where a script has the constants that seed its generators: lists or nodes, and an index or a field.
 
-    Those of `Random(1)` count if there is no other, because they often make the data.
+    Those of `Random(1)` and `default_rng(1)` do not count, because such generators often make the data.
 
     Args:
         names: Whether variables and parameters count, too: `SEED = 1`, `def set_seed(seed=1)`.
     """
     found: list[tuple[Any, Any]] = []
-    generators: list[tuple[Any, Any]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            places = found if name in SEEDS else generators
-            if name in SEEDS or name in GENERATORS:
+            if name in SEEDS:
                 first = node.args[0]
                 if is_whole(first):
-                    places.append((node.args, 0))
+                    found.append((node.args, 0))
                 elif isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):  # 1337 + rank
-                    places += [(first, side) for side in ("left", "right") if is_whole(getattr(first, side))]
+                    found += [(first, side) for side in ("left", "right") if is_whole(getattr(first, side))]
         elif names and isinstance(node, ast.Assign) and len(node.targets) == 1 and is_whole(node.value):
             if getattr(node.targets[0], "id", "").lower() in SEED_NAMES:
                 found.append((node, "value"))
@@ -157,7 +155,7 @@ def seed_places(tree: ast.Module, names: bool = True) -> list[tuple[Any, Any]]:
             for index, default in enumerate(node.args.defaults):
                 if node.args.args[first_default + index].arg in SEED_NAMES and is_whole(default):
                     found.append((node.args.defaults, index))
-    return found or generators
+    return found
 
 
 def rebind_seeds(tree: ast.Module, seed: object, names: bool = False) -> None:

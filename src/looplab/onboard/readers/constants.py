@@ -71,6 +71,11 @@ class ConstantsReader:
         seed = fixed_seed(script.tree)
         if seed is not None and find_seed(tuple(settings_in(base))) is None and "seed" not in base:
             base["seed"] = seed
+        if find_seed(tuple(settings_in(base))) is None:
+            for name, value in _seeds_of_own_calls(script.tree).items():
+                base[name] = (
+                    {**base.get(name, {}), "seed": value} if isinstance(base.get(name, {}), dict) else base[name]
+                )
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
@@ -295,6 +300,18 @@ def _in_calls(tree: ast.Module, *, doubtful: bool) -> dict[str, dict[str, Any]]:
     for name, others in perhaps.items() if doubtful else ():
         found[name] = {**others, **found.get(name, {})}
     return found
+
+
+def _seeds_of_own_calls(tree: ast.Module) -> dict[str, int]:
+    """Return the seeds that are passed to classes and functions of the script, `Agent(seed=0)`, by their names."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found: dict[str, set[Any]] = {}
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and (name := call_name(call)) in own and not DATA & set(words_of(name)):
+            for item in call.keywords:
+                if item.arg == "seed":
+                    found.setdefault(name, set()).add(constant(item.value))
+    return {name: value for name, values in found.items() if len(values) == 1 and type(value := values.pop()) is int}
 
 
 def fixed_seed(tree: ast.Module, *, names: bool = False) -> int | None:

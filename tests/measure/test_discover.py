@@ -63,9 +63,8 @@ def test_some_folders_are_not_looked_into(tmp_path: Path, folder: str) -> None:
     assert found(tmp_path) == []
 
 
-def test_other_tables_and_logs_are_not_metrics(tmp_path: Path) -> None:
+def test_other_tables_are_not_metrics(tmp_path: Path) -> None:
     put(tmp_path / "dataset.csv", "a,b\n")
-    put(tmp_path / "sub" / "train.log", "loss: 1\n")
     put(tmp_path / "requirements.txt", "x")
     put(tmp_path / "events.out.tfevents.1.host.profile-empty", "")
     assert found(tmp_path) == []
@@ -135,6 +134,30 @@ def test_print_is_read_only_for_want_of_better(tmp_path: Path) -> None:
     put(tmp_path / "metrics.jsonl", {"step": 1, "loss": 5.01}, {"step": 2, "loss": 4.01})
     put(tmp_path / "train.log", "step: 1 loss: 5 extra: 1\nstep: 2 loss: 4 extra: 2\n")
     assert points(reader.poll()) == {"loss": [(2, 4.01)]}
+
+
+def test_a_log_file_is_read_if_no_metric_was_printed(tmp_path: Path) -> None:
+    put(tmp_path / "record" / "run.json", {})
+    put(tmp_path / "record" / "train.log", "see logs/run.log\n")
+    put(tmp_path / "logs" / "run.log", "[11:02:03.123] epoch 0 val_dice : 0.5\n[11:02:04.456] epoch 1 val_dice : 0.6\n")
+    put(tmp_path / "wandb" / "debug.log", "step: 1 loss: 7\n")
+    reader = Reader(tmp_path)
+    assert points(reader.poll()) == {"val_dice": [(0, 0.5), (1, 0.6)]}
+    put(tmp_path / "record" / "train.log", "see logs/run.log\nepoch 2 val_dice : 0.7\n")
+    put(tmp_path / "logs" / "run.log", "epoch 2 val_dice : 0.7 other_loss : 3\n")
+    assert points(reader.poll()) == {"val_dice": [(2, 0.7)]}
+
+
+@pytest.mark.parametrize("name", ["log.txt", "train_log.txt", "log_2024.txt", "train.log", "experiment.log"])
+def test_names_of_log_files(tmp_path: Path, name: str) -> None:
+    put(tmp_path / "out" / name, "epoch: 1 val_loss: 0.5\nepoch: 2 val_loss: 0.4\n")
+    assert points(Reader(tmp_path).poll()) == {"val_loss": [(1, 0.5), (2, 0.4)]}
+
+
+def test_other_text_is_not_a_log_file(tmp_path: Path) -> None:
+    for name in ("requirements.txt", "catalog.txt", "debug-internal.log", "notes.txt"):
+        put(tmp_path / name, "epoch: 1 val_loss: 0.5\n")
+    assert points(Reader(tmp_path).poll()) == {}
 
 
 def test_what_the_trainer_says_at_the_end_closes_what_it_printed(tmp_path: Path) -> None:
@@ -238,7 +261,7 @@ def test_of_the_record_of_a_run_only_the_log_is_read(tmp_path: Path) -> None:
     put(tmp_path / "record" / "metrics.jsonl", '{"step": 1, "loss": 9}\n')
     put(tmp_path / "train.log", "loss: 7\n")
     put(tmp_path / "summary.json", '{"loss": 8}')
-    assert [str(source.path.relative_to(tmp_path)) for source in Reader(tmp_path).sources()] == ["record/train.log"]
+    assert found(tmp_path) == [("stdout", "record/train.log"), ("log_file", "train.log")]
     assert Reader(tmp_path).poll(final=True)["loss"].values == [1]
 
 

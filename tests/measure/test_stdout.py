@@ -59,6 +59,25 @@ def test_lines_as_trainers_print_them(tmp_path: Path, line: str, step: float, me
 
 
 @pytest.mark.parametrize(
+    ("line", "metrics"),
+    [
+        ("Evaluation over 10 episodes: 35.1", {"Evaluation": 35.1}),
+        ("Average reward over the last 100 episodes: 12.3", {"reward": 12.3}),
+        ("Mean return over 20 eval episodes = 195.2 +/- 3.1", {"eval_return": 195.2}),
+        ("Accuracy of the model: 0.93", {"Accuracy": 0.93}),
+        ("The final validation score of the model was 0.87", {"validation_score": 0.87}),
+        ("INFO - boost - Result: 0.89\nINFO - boost - Completed after 0:00:03", {"Result": 0.89}),
+        (" Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = 0.383", {"AP": 0.383}),
+        (" Average Precision  (AP) @[ IoU=0.50      | area=   all | maxDets=100 ] = 0.592", {"AP50": 0.592}),
+        (" Average Precision  (AP) @[ IoU=0.50:0.95 | area= small | maxDets=100 ] = -1.000", {"AP_small": -1.0}),
+        (" Average Recall     (AR) @[ IoU=0.50:0.95 | area=   all | maxDets= 10 ] = 0.51", {"AR_10": 0.51}),
+    ],
+)
+def test_sentences_with_results(tmp_path: Path, line: str, metrics: dict[str, float]) -> None:
+    assert read(tmp_path, line + "\n", final=True) == {name: [(0, value)] for name, value in metrics.items()}
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "2025-01-01 10:00:00 INFO: starting",

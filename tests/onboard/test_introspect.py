@@ -65,6 +65,30 @@ os.remove('runs/1/b.txt')
     assert files(tmp_path) == before
 
 
+READS_A_FILE = """
+import argparse, os, sys
+class FileParser(argparse.ArgumentParser):
+    _default_config_files = ["train.ini"]
+    def parse_known_args(self, args=None, namespace=None):
+        args = list(sys.argv[1:] if args is None else args)
+        if "--help" not in args:
+            for line in open("train.ini"):
+                key, value = line.split("=")
+                args += [f"--{key.strip()}", value.strip()]
+        return argparse.ArgumentParser.parse_known_args(self, args, namespace)
+p = FileParser()
+p.add_argument("--lr", type=float, default=0.1)
+p.add_argument("--depth", type=int, default=3)
+args = p.parse_args()
+"""
+
+
+def test_what_a_parser_takes_from_its_config_file_is_the_default(tmp_path: Path) -> None:
+    (tmp_path / "train.ini").write_text("lr = 0.02\n")
+    options = introspect(script_of(tmp_path, READS_A_FILE)).parsers[0]["options"]
+    assert {option["dest"]: option["default"] for option in options} == {"lr": 0.02, "depth": 3}
+
+
 def test_a_script_that_removes_files_is_ended(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "weights.txt").write_text("precious")
@@ -174,7 +198,7 @@ def test_a_module_of_an_installed_package_is_found_without_importing_it(
     script = find_script([sys.executable, "-m", "zoo.train", "--lr", "1"], project)
     assert script.path == site / "zoo" / "train.py"
     assert len(script.modules) == 2  # its package is its project, and nothing else that is installed
-    assert starts_in_run_folder(script)
+    assert starts_in_run_folder(script)[0]
     (site / "zoo" / "__init__.py").write_text("")
     found = read_interface(script)
     assert found is not None

@@ -15,6 +15,8 @@ from tests.conftest import PATIENCE_S
 from tests.e2e.conftest import COMMAND
 
 from looplab.config.files import read_config
+from looplab.config.lab import load_lab
+from looplab.errors import LabError
 from looplab.onboard.output_folder import refuses_existing
 
 ENV = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -137,6 +139,63 @@ def test_a_lab_is_as_it_was_if_a_folder_of_its_own_does_not_help(tmp_path: Path)
     shown = looplab(tmp_path, "try")
     assert "that did not work, so lab.yaml is as it was" in shown
     assert (tmp_path / "lab.yaml").read_text() == before
+
+
+READS_AND_WRITES = """
+import csv, json, os, sys
+settings = json.load(open("settings.json"))
+rows = open(os.path.join("data", f"{settings['split']}.txt")).read().split()
+os.makedirs("results", exist_ok=True)
+with open(os.path.join("results", "log.csv"), "w") as file:
+    WRITE
+"""
+
+
+def reading_project(folder: Path, write: str) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "train.txt").write_text("1 2 3")
+    (folder / "settings.json").write_text('{"split": "train"}')
+    (folder / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+        "args = p.parse_args()\n" + READS_AND_WRITES.replace("WRITE", write)
+    )
+
+
+@pytest.mark.slow
+def test_what_a_trainer_reads_by_relative_paths_is_linked_into_its_run_folder(tmp_path: Path) -> None:
+    reading_project(tmp_path, "csv.writer(file).writerows([['epoch', 'val_loss'], [0, len(rows) * args.lr], [1, 0.2]])")
+    looplab(tmp_path, "init", "train.py", "--objective", "val_loss")
+    assert "  links: [data, settings.json]" in (tmp_path / "lab.yaml").read_text()
+    looplab(tmp_path, "run", "--runs", "1")
+    status = json.loads(looplab(tmp_path, "status", "--json"))
+    assert status["studies"][0]["best"]["objective"] == 0.2
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_a_try_links_what_a_trainer_reads_if_it_wrote_into_the_lab(tmp_path: Path) -> None:
+    write = "file.write('epoch,val_loss\\n0,0.5\\n1,0.25\\n')"
+    reading_project(tmp_path, write)
+    looplab(tmp_path, "init", "train.py")
+    assert "cwd: run" not in (tmp_path / "lab.yaml").read_text()
+    tried = json.loads(looplab(tmp_path, "try", "--yes", "--json"))
+    assert tried["objective"] == {"metric": "val_loss", "goal": "min"}
+    assert "settings.json" in (tmp_path / "lab.yaml").read_text()
+
+
+def test_links_need_a_run_folder_and_stay_in_the_lab(tmp_path: Path) -> None:
+    for launch in (
+        "links: [data]",
+        "cwd: run, links: [../data]",
+        "cwd: run, links: [/data]",
+        "cwd: run, links: [outputs]",
+    ):
+        (tmp_path / "lab.yaml").write_text(
+            f"study: a\nlaunch: {{command: [python, train.py], {launch}}}\nbase: b.json\n"
+        )
+        (tmp_path / "b.json").write_text("{}")
+        with pytest.raises(LabError, match="link"):
+            load_lab(tmp_path)
 
 
 @pytest.mark.slow

@@ -1451,6 +1451,22 @@ args = p.parse_args()
         },
     ),
     Case(
+        "the seed of a class of the script",
+        """
+LR = 0.05
+class Agent:
+    def __init__(self, size, seed):
+        self.seed = seed
+agent = Agent(8, seed=3)
+""",
+        "{'lr': LR, 'seed': agent.seed}",
+        "constants",
+        "LR",
+        "Agent.seed",
+        {"LR": 0.5, "Agent.seed": 7},
+        {"lr": 0.5, "seed": 7},
+    ),
+    Case(
         "a notebook that was exported, with its magics",
         """
 get_ipython().run_line_magic('matplotlib', 'inline')

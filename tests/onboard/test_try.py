@@ -221,6 +221,20 @@ def test_a_script_without_a_seed_is_repeated_as_it_is(project: Project) -> None:
 
 
 @pytest.mark.slow
+def test_a_seed_that_is_a_constant_of_the_script_is_set(project: Project) -> None:
+    code = (HEAD + TRAIN).replace('parser.add_argument("--seed", type=int, default=1)\n', "")
+    code = code.replace("random.seed(args.seed)", "random.seed(1337 + int(args.lr))")
+    project.write(code)
+    assert "seed: a constant of the script, which with_config.py sets" in project("init", "train.py")
+    first = project("try", "--yes")
+    assert "$ python with_config.py seed=1 train.py --lr 0.1" in first
+    assert "no seed reaches the trainer" not in first
+    assert "seed 1 → 2: other numbers than" in project("try", "--seed", "2")
+    assert "over 3 seeds" in project("run", "--runs", "3")
+    assert (project.folder / "train.py").read_text() == code
+
+
+@pytest.mark.slow
 def test_ctrl_c_stops_the_run_and_shows_what_it_has_measured(project: Project) -> None:
     project.write(HEAD + TRAIN + "time.sleep(10_000)\n")
     project("init", "train.py")
@@ -376,10 +390,11 @@ def test_the_goal_of_a_number_without_a_name_is_that_of_what_is_printed(code: st
 
 
 def test_the_goal_of_a_name_that_says_nothing_is_where_its_curve_goes() -> None:
-    for first, last, points, goal in ((50.0, 90.0, 30, "max"), (90.0, 50.0, 30, "min"), (50.0, 90.0, 2, "min")):
+    for first, last, points, goal in ((50.0, 90.0, 30, "max"), (90.0, 50.0, 30, "min"), (50.0, 90.0, 2, "max")):
         for name, expected in (("Avg", goal), ("loss", "min"), ("error", "min")):
             (guess,) = rank_objectives([replace(measured(name, points), first=first, last=last)])
             assert guess.goal == expected
+            assert guess.is_goal_known == (points > 2 or name != "Avg")
 
 
 def test_settings_that_a_script_prints_are_not_offered() -> None:
@@ -391,6 +406,11 @@ def test_settings_that_a_script_prints_are_not_offered() -> None:
 def test_the_index_of_a_loop_is_not_offered() -> None:
     index = replace(measured("e", 5), first=0.0, last=4.0, is_count=True)
     assert [guess.metric for guess in rank_objectives([index, measured("l", 5)])] == ["l"]
+
+
+def test_a_learning_rate_in_the_last_print_does_not_tell_the_goal() -> None:
+    (guess,) = rank_objectives([measured("last_line", 1)], (), kept_best([ast.parse("print(abs(lr - 0.03) + x)")]))
+    assert not guess.is_goal_known
 
 
 def test_a_goal_that_nothing_tells_is_marked_as_a_guess() -> None:

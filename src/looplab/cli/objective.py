@@ -67,8 +67,10 @@ def choose(
     chosen = set_guess(lab, study, best)
     output.say(f"objective: {best.metric} ({best.goal}), written to {LAB_FILE}")
     if not best.is_goal_known:
-        other = objective_command(replace(best, goal="max"), command)
-        output.say(f"whether smaller or larger is better is a guess; if larger is: {other}")
+        goal: Goal = "max" if best.goal == "min" else "min"
+        other = objective_command(replace(best, goal=goal), command)
+        better = "larger" if goal == "max" else "smaller"
+        output.say(f"whether smaller or larger is better is a guess; if {better} is: {other}")
     if best is guesses[0]:
         _name_other(guesses, command)
     output.say(f"next: looplab run {command}".rstrip())

@@ -31,6 +31,7 @@ from looplab.onboard.labfile import make_lab
 from looplab.onboard.objective import Goal, kept_best, kept_in_config, rank_objectives
 from looplab.onboard.output_folder import give_new_folder, place_output, uses_out_dir
 from looplab.onboard.readers import read_interface
+from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.scripts import check_words, find_script, is_program, is_script, trainers_in
 from looplab.onboard.sweeps import is_sweep, read_sweep
 from looplab.onboard.trial import MODE, TRY_S, Observation, compare, observe, own_modules, script_of, try_study
@@ -119,13 +120,17 @@ def init(
                 "reader": found.reader,
                 "knobs": list(lab.knobs),
                 "seed": lab.seed,
+                "is_seed_constant": lab.is_seed_constant,
                 "objective": objective,
                 "notes": [*lab.notes, *([broken] if broken else []), *([shared] if shared else [])],
             }
         )
         return
     output.say(f"read {script.name} ({found.reader}): {len(found.settings)} settings")
-    output.say(f"seed: {lab.seed}" if lab.seed else "seed: none found; without one, runs cannot be repeated and judged")
+    if lab.seed is None and not lab.is_seed_constant:
+        output.say("seed: none found; without one, runs cannot be repeated and judged")
+    else:
+        output.say(f"seed: {lab.seed or f'a constant of the script, which {RUNNER} sets; the file stays as it is'}")
     output.say(f"knobs (edit {LAB_FILE}): {', '.join(lab.ranges) or 'none found'}")
     for note in lab.notes:
         output.say(note)
@@ -249,7 +254,7 @@ def try_once(
     lab = open_lab(folder)
     study = lab.study(name)
     setup = check_study(lab, study, RunOptions(informal=True))
-    if seed is not None and setup.seed is None:
+    if seed is not None and setup.seed_route is None:
         raise LabError("no seed reaches the trainer", hint="name its key with `seed` in lab.yaml")
     if seconds is None:
         seconds = min(TRY_S, study.launch.timeout or TRY_S)
@@ -259,20 +264,20 @@ def try_once(
     observations: list[Observation] = []
     earlier: Observation | None = None
     for i in range(seeds):
-        wanted = None if first is None or setup.seed is None or (seed is None and i == 0) else first + i
+        wanted = None if first is None or (seed is None and i == 0) else first + i
         one = [*edits, *([f"{show(setup.seed)}@set={wanted}"] if wanted is not None and setup.seed else [])]
-        run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, json=json)
+        run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, wanted, json=json)
         if run is not None and run.must_be_new and uses_out_dir(study.launch) and study.launch.output_dir == "run":
             give_new_folder(lab, study)
             if not json:
                 output.say(f"its output folder must not exist: written to {LAB_FILE}: launch.output_dir: absent")
             lab = load_lab(lab.folder)
             study = lab.study(study.name)
-            run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, json=json)
+            run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, wanted, json=json)
         if run is None:
             sys.exit(130)
         if run.wrote and run.status == "ok" and (not run.metrics or run.must_be_new or (run.seconds or 0) < SHORT_S):
-            run = _with_own_output(lab, study, script, run, one, seconds, base, json=json)
+            run = _with_own_output(lab, study, script, run, one, seconds, base, wanted, json=json)
             lab = load_lab(lab.folder)
             study = lab.study(study.name)
         observations.append(run)
@@ -333,6 +338,7 @@ def _with_own_output(
     edits: Sequence[str],
     seconds: float | None,
     base: Mapping[str, Any],
+    seed: int | None,
     *,
     json: bool,
 ) -> Observation:
@@ -348,7 +354,7 @@ def _with_own_output(
     if not json:
         written = ", ".join(one.file for one in run.wrote[:2])
         output.say(f"it wrote {written} into the lab; with a folder of its own for each run:")
-    again, _ = _run_trial(lab, try_study(lab, study, edits, seconds), base, json=json)
+    again, _ = _run_trial(lab, try_study(lab, study, edits, seconds), base, seed, json=json)
     if again is None or again.status != "ok" or again.wrote or len(again.metrics) < len(run.metrics):
         write_atomic(path, before)
         if not json:
@@ -360,10 +366,14 @@ def _with_own_output(
 
 
 def _run_trial(
-    lab: LabConfig, trial: StudyConfig, base: Mapping[str, Any], *, json: bool
+    lab: LabConfig, trial: StudyConfig, base: Mapping[str, Any], seed: int | None, *, json: bool
 ) -> tuple[Observation | None, Observation | None]:
-    """Run a trial; return what it showed (None: it was stopped before it began), and the last successful one before."""
-    options = RunOptions(mode=MODE, again=True, runs=1, informal=True, keep_going=True, decide=False)
+    """Run a trial; return what it showed (None: it was stopped before it began), and the last successful one before.
+
+    Args:
+        seed: The seed of the run if it is not part of the config; None: the usual one.
+    """
+    options = RunOptions(mode=MODE, again=True, runs=1, informal=True, keep_going=True, decide=False, seed=seed)
     setup = check_study(lab, trial, options)
     stamps = files_below(lab.folder)
     with TrySession(lab, trial, json=json) as session:

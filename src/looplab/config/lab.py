@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,6 +232,18 @@ class LaunchConfig(Section):
     """Seconds that leftover processes may live after the trainer exits."""
     cwd: Annotated[InLab, AfterValidator(check_cwd)] = "."
     """Working directory of the trainer, inside the lab; `run`: its run folder."""
+    links: TextsInLab = Field(default_factory=list)
+    """Files and folders of the lab that a trainer with `cwd: run` finds in its working directory, as symbolic links."""
+
+    @field_validator("links")
+    @classmethod
+    def _relative(cls, links: list[str], info: ValidationInfo) -> list[str]:
+        if links and info.data.get("cwd") != RUN_FOLDER:
+            raise ValueError(f"links are made in the run folder; they need `cwd: {RUN_FOLDER}`")
+        for link in links:
+            if os.path.isabs(link) or os.path.normpath(link).split(os.sep)[0] in (".", "..", "outputs", "record"):
+                raise ValueError(f"{link!r} is not the relative path of a file or folder of the lab")
+        return links
 
     @model_validator(mode="before")
     @classmethod

@@ -187,6 +187,8 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
+        if cwd == run_dir:
+            folder.link_inputs(run_dir, self._launch.links, (home, Path(lab)))
         limits = (self._launch.timeout, None if job is None else job.timeout)
         spec = LaunchSpec(
             run_id=run.id,

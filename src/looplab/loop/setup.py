@@ -102,6 +102,8 @@ class RunOptions:
     """End the study when an agent gives up."""
     executor: str | None = None
     """Name of the executor; None: as configured."""
+    seed: int | None = None
+    """Seed of the first runs if it is not part of the config; None: the usual one."""
     jobs: int | None = None
     """Run submitted commands. The engine stays alive as long as the process with this pid (0: no such process)."""
 
@@ -121,7 +123,7 @@ NO_GIT = (
 COMPARED = (
     "judge", "deterministic", "objective", "holdout", "measure.sources", "measure.aliases", "measure.stdout",
     "measure.goals", "seed", "evaluator", "data", "normalise", "derive", "warm_start",
-    "launch.command", "launch.env", "launch.config", "launch.cwd",
+    "launch.command", "launch.env", "launch.config", "launch.cwd", "launch.links",
 )  # fmt: skip
 """Keys of the lab file that affect whether runs are comparable; all others only decide what is run, and when."""
 
@@ -212,7 +214,8 @@ class Setup:
             LabError: The seed is too large.
         """
         if self.seed is None:
-            return FIRST_SEED if self.seed_route is not None else None
+            first = FIRST_SEED if self.options.seed is None else self.options.seed
+            return first if self.seed_route is not None else None
         value: Any = get(config, self.seed) if has(config, self.seed) else None
         if not _is_whole(value):
             return None

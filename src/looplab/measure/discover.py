@@ -19,19 +19,18 @@ from looplab.measure.splits import KIND_OF
 from looplab.runs.folder import RECORD
 from looplab.untrusted import UntrustedError, clean_line, mend_text
 
-KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_state", "trainer_summary")
+KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "log_file", "trainer_state", "trainer_summary")
 """Kinds that a user can name, most trusted first: a metric in files of two kinds is read from the earlier one."""
 
 _PARTS = {"wandb": ("wandb", "wandb_history", "wandb_summary")}
 _AUTO = (
-    *("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout"),
+    *("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout", "log_file"),
     *("trainer_state", "trainer_summary", "wandb_summary"),
 )
 CURVES = frozenset({"jsonl", "wandb", "wandb_history", "tensorboard", "csv"})
 
 _BY_NAME = {
     "metrics.jsonl": "jsonl",
-    "train.log": "stdout",
     "trainer_state.json": "trainer_state",
     "trainer_summary.json": "trainer_summary",
     "all_results.json": "trainer_summary",
@@ -43,6 +42,8 @@ _CSV = re.compile(
 )
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation)\.json")
 """Files that trainers write at their end."""
+_LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
+"""Text that trainers write beside what they print, or instead; W&B has its own `debug.log`."""
 IGNORED = frozenset(
     {
         "checkpoints",
@@ -103,8 +104,8 @@ class Reader:
     """Reads the metrics of a run from all its files, as they appear and grow.
 
     A metric in files of several kinds is read from the most trusted kind only. If that kind appears late, it takes over
-    after the last step that was returned. Printed text and a bare W&B summary are read only while no file with curves
-    has rows, unless they are named explicitly.
+    after the last step that was returned. Printed text, log files and a bare W&B summary are read only while no file
+    with curves has rows, and log files only if no metric was printed, unless they are named explicitly.
     """
 
     __slots__ = (
@@ -113,6 +114,7 @@ class Reader:
         "_fallbacks",
         "_folders",
         "_has_curves",
+        "_has_printed",
         "_hidden",
         "_last_steps",
         "_owners",
@@ -174,7 +176,7 @@ class Reader:
         self._scanned = 0.0
         self._owners: dict[str, tuple[int, str, str]] = {}
         self._last_steps: dict[str, float] = {}
-        self._has_curves = False
+        self._has_curves = self._has_printed = False
         self.last_step: float | None = None
         """The largest step so far; None if there is none."""
         self.behind = False
@@ -192,7 +194,9 @@ class Reader:
         for entry in self._entries:
             source = entry.source
             kind = source.kind
-            if (kind in self._fallbacks and self._has_curves) or entry.path in self._failed:
+            if entry.path in self._failed or (kind in self._fallbacks and self._has_curves):
+                continue
+            if kind == "log_file" and "log_file" in self._fallbacks and self._has_printed:
                 continue
             if isinstance(source, JsonFile):
                 source.at_step = self.last_step
@@ -205,6 +209,7 @@ class Reader:
             if batch:
                 if kind in CURVES or kind in self._plugins:
                     self._has_curves = True
+                self._has_printed = self._has_printed or kind == "stdout"
                 self._merge(entry, batch, out)
             if source.behind:
                 self.behind = True
@@ -335,7 +340,7 @@ class Reader:
             name = entry.name
             kind = self._kind_of(name, folder, depth)
             if kind is not None:
-                if kind in self._ranks and entry.path not in self._paths and _is_file(entry):
+                if kind in self._ranks and entry.path not in self._paths and self._is_own_file(entry):
                     self._add(kind, entry.path, folder)
             elif (
                 depth < MAX_DEPTH
@@ -352,14 +357,21 @@ class Reader:
             if path not in self._folders and len(self._folders) < MAX_FOLDERS:
                 self._scan_folder(path, depth + 1)
 
+    def _is_own_file(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether an entry is a file in the run folder, rather than a link to a file that the trainer reads."""
+        if not _is_file(entry):
+            return False
+        inside = os.path.realpath(self._run_dir) + os.sep
+        return not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside)
+
     def _kind_of(self, name: str, folder: str, depth: int) -> str | None:
         """Return the kind of a file; None if it has no metrics.
 
         Only the `train.log` in looplab's own folder is read as printed text (without such a folder, the one in the run
         folder); any other was written by the trainer itself.
         """
-        if name == "train.log":
-            return "stdout" if (folder == self._record if self._record else depth == 0) else None
+        if name == "train.log" and (folder == self._record if self._record else depth == 0):
+            return "stdout"
         if folder == self._record:
             return None
         found = kind_of(name)
@@ -372,7 +384,7 @@ class Reader:
         plugin = self._plugins.get(kind)
         wanted = {*self._wanted, *self._rename}
         source = _open_source(kind, Path(path), self._stdout_patterns, wanted) if plugin is None else plugin(Path(path))
-        series = os.path.basename(path) if kind in ("jsonl", "csv") else ""
+        series = os.path.basename(path) if kind in ("jsonl", "csv", "log_file") else ""
         self._entries.append(_Entry(self._ranks[kind], path, series, self._prefix(kind, folder), source))
         self._entries.sort(key=lambda entry: (entry.rank, entry.path))
 
@@ -427,8 +439,8 @@ def kind_of(name: str) -> str | None:
         return kind
     if name.endswith(".wandb"):
         return "wandb" if name.startswith("run-") else None
-    if name.lower().endswith((".csv", ".tsv", ".txt")):
-        return "csv" if _CSV.fullmatch(name) else None
+    if name.lower().endswith((".csv", ".tsv", ".txt", ".log")):
+        return "csv" if _CSV.fullmatch(name) else "log_file" if _LOG.fullmatch(name) else None
     if name.endswith(".json"):
         return "trainer_summary" if _RESULTS.fullmatch(name) else None
     if name.startswith("events.out.tfevents.") and not name.endswith(".profile-empty"):
@@ -471,6 +483,10 @@ def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str], wanted: 
             from looplab.measure.trainer_summary import TrainerSummarySource
 
             return TrainerSummarySource(path)
+        case "log_file":
+            from looplab.measure.stdout import LogFileSource
+
+            return LogFileSource(path, stdout_patterns, wanted)
         case _:
             from looplab.measure.stdout import StdoutSource
 
@@ -483,7 +499,7 @@ _auto_ranks = {kind: rank for rank, kind in enumerate(_AUTO)}
 def _ranks(kinds: Sequence[str] | Literal["auto"]) -> tuple[dict[str, int], frozenset[str]]:
     """Return the rank of each kind, and the kinds that are read only if there is no file with curves."""
     if kinds == "auto":
-        return _auto_ranks, frozenset({"stdout", "trainer_state", "wandb_summary"})
+        return _auto_ranks, frozenset({"stdout", "log_file", "trainer_state", "wandb_summary"})
     for kind in kinds:
         if kind not in KINDS and kind not in plugins.names("sources"):
             known = ", ".join((*KINDS, *plugins.names("sources")))

@@ -50,7 +50,7 @@ _PAIR = re.compile(
     r"(?<![^\s,;:|/(\[{'\"])(?<!per )"  # a key begins a word
     r"(?P<key>[A-Za-z_][\w./@-]*+)['\"]?"
     r"(?:\s?[(\[](?P<note>\w[\w /.-]{0,15})[)\]])?"  # `loss (val): 0.3`, `time (s): 3`
-    r"(?:\s*+(?P<sign>[=:])\s*+|\s++(?:is\s++)?)"
+    r"(?:\s*+(?P<sign>[=:])\s*+|\s++(?:(?:is|was)\s++)?)"
     r"(?P<call>(?:tensor|array|(?:np\.|numpy\.)?float\d{0,3})\()?(?P<wrap>[\['\"])?"
     rf"(?P<value>{NUMBER})"
     r"(?P<of>\s*+/\s*+(?P<total>\d++)(?![\w.]))?"  # `step: 3/10`
@@ -79,6 +79,24 @@ _SHARE_FIRST = re.compile(
     re.ASCII,
 )
 """A percentage before its name: `| 62.5% accuracy`."""
+_OVER = re.compile(
+    rf"(?<![\w.@/-])(?P<what>[A-Za-z][\w@-]{{0,31}}) (?:averaged )?(?:over|across) (?:the |all )?"
+    rf"(?:last |past |first )?\d{{1,9}} (?:(?P<split>{SPLIT}) )?[a-z]{{1,16}}(?=\s?[:=]|\s(?:is|was)\s)",
+    re.ASCII,
+)
+"""What a value is the average of, behind its name: `Average reward over the last 100 episodes: 12.3`."""
+_OF_MODEL = re.compile(
+    r"(?<=\w) of (?:the|our|this) (?:\w{1,16} )?"
+    r"(?:model|network|net|classifier|regressor|agent|policy|ensemble|estimator)(?=\s?[:=]|\s(?:is|was)\s)",
+    re.ASCII,
+)
+"""`Accuracy of the model: 0.9`."""
+_DETECTION = re.compile(
+    r"\s?Average (?:Precision|Recall)\s{1,9}\((?P<name>AP|AR)\) @\[ IoU=(?P<iou>[\d.:]{1,16})\s{0,9}\| area=\s{0,9}"
+    rf"(?P<area>\w{{1,16}})\s{{0,9}}\| maxDets=\s{{0,9}}(?P<most>\d{{1,9}})\s{{0,9}}\] = (?P<value>{NUMBER})\s*+\Z",
+    re.ASCII,
+)
+"""A line of the summary of COCO's evaluation."""
 _MEMORY = re.compile(r"\s?(?:[KMGT]i?B|bytes)\b")
 _STEP_IN_WORDS = re.compile(
     r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|optimizer step|step|iteration|iter|update|epoch|episode"
@@ -219,6 +237,12 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
         heading: The split word of a heading above it; None if there is none.
         wanted: Names that are metrics, whatever their words tell.
     """
+    if "maxDets" in line and (detection := _DETECTION.match(line)):
+        return Printed([(_detection_name(detection), float(detection["value"]))], [], certain=True)
+    if " over " in line or " across " in line:
+        line = _OVER.sub(lambda match: f"{match['split'] + ' ' if match['split'] else ''}{match['what']}", line)
+    if " of " in line:
+        line = _OF_MODEL.sub("", line)
     if " @" in line:
         line = _AT_STEP.sub(lambda match: f"{match['what'] or 'step '}{match['step']}, {match['key']}", line)
     if "% " in line:
@@ -265,6 +289,14 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
     return Printed(
         [(name, value.value) for name, value in zip(_names(values), values, strict=True)], steps, certain, split
     )
+
+
+def _detection_name(match: re.Match[str]) -> str:
+    """Return the usual short name of a line of COCO's summary: `AP`, `AP50`, `AP_small`, `AR_10`."""
+    iou = "" if ":" in match["iou"] else f"{float(match['iou']) * 100:.0f}"
+    area = "" if match["area"] == "all" else f"_{match['area']}"
+    most = f"_{match['most']}" if match["name"] == "AR" and not area else ""
+    return f"{match['name']}{iou}{area}{most}"
 
 
 def _name_first(match: re.Match[str]) -> str:

@@ -294,6 +294,12 @@ class StdoutSource(LineSource):
         return max(0.0, self._before) + step.value
 
 
+class LogFileSource(StdoutSource):
+    """Metrics in a log file that the trainer writes itself, in the formats of printed text."""
+
+    kind = "log_file"
+
+
 def _read_groups(matches: Sequence[Groups]) -> Printed:
     """Return the metrics and the steps in the matches of the user's patterns."""
     metrics: list[tuple[str, float]] = []

@@ -66,7 +66,7 @@ _MAX_WORDS = frozenset(
             "cider",
             "meteor",
         ),
-        *("chrf", "winrate", "purity", "hits"),
+        *("chrf", "winrate", "purity", "hits", "ap", "ar"),
         "sps",
         "fps",
         "throughput",

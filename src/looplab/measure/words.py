@@ -61,7 +61,8 @@ _SETTINGS = frozenset(
 )
 """Words of settings and sizes; with one of them, a metric word does not make a name a metric."""
 _QUALITY = (METRIC_WORDS - {"lr", "time", "fps", "sps", "throughput", "l1", "l2", "map", "kl", "cost"}) | {
-    *("metric", "fitness", "accuracy", "perplexity", "xent", "entropy", "bpb", "ret", "mfu", "miou", "ap"),
+    *("metric", "fitness", "accuracy", "perplexity", "xent", "entropy", "bpb", "ret", "mfu", "miou", "ap", "ar"),
+    *("result", "results"),
 }  # fmt: skip
 """Words that occur in the names of results, and hardly in those of settings."""
 

@@ -349,6 +349,22 @@ def hook_argparse(parses_again: bool) -> None:
             record("argparse", argparse_options(self), parser=name, ours=True)
         real_help(self, *args, **kwargs)
 
+    def take_from_files(self: Any) -> None:
+        """Record the values that a parser takes from its config files, which it does not open for `--help`."""
+        depth[0] += 1
+        try:
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                words = [word for word in sys.argv[1:] if word not in ("--help", "-h")]
+                values = vars(self.parse_known_args(words)[0])
+        except BaseException:  # noqa: BLE001 (a parser may raise anything, SystemExit too)
+            return
+        finally:
+            depth[0] -= 1
+        for option in records[-1]["options"]:
+            if plain(values.get(option["dest"])) is not None:
+                option["default"], option["required"] = plain(values[option["dest"]]), False
+        write()
+
     def parse_known_args(self: Any, args: Any = None, namespace: Any = None, **kwargs: Any) -> Any:
         if depth[0] == 0:
             record(
@@ -361,6 +377,11 @@ def hook_argparse(parses_again: bool) -> None:
         asked_later = parses_again and not final[0] and depth[0] == 0
         if asked_later:
             args = [word for word in (sys.argv[1:] if args is None else args) if word not in ("--help", "-h")]
+        if depth[0] == 0 and (
+            getattr(self, "_default_config_files", None)
+            or any(getattr(action, "is_config_file_arg", False) for action in self._actions)
+        ):
+            take_from_files(self)
         depth[0] += 1
         try:
             found, unknown = real(self, args, namespace, **kwargs)

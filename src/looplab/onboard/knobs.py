@@ -238,7 +238,7 @@ def _float(setting: ScriptSetting, known: set[str], pairs: set[str], default: fl
     """Return what a setting with a real default looks like."""
     if known & RATES or pairs & {"learning_rate", "learn_rate", "base_rate"}:
         return _rate(known, default)
-    if "weight_decay" in pairs or known & DECAYS:
+    if "weight_decay" in pairs or (known & DECAYS and not (known & SHARES and 0 <= default <= 1)):
         return Suggestion("knob", _log(default, 100) or FROM_ZERO)
     if known & SHARES and 0 <= default <= 1:
         return _share(known, default, is_other=is_other)

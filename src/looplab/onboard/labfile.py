@@ -19,17 +19,20 @@ from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.introspect import NO_COMMAND_LINE
 from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest, unused_settings, words_of
-from looplab.onboard.output_folder import OUTPUT, predicted_output
+from looplab.onboard.output_folder import OUTPUT, predicted_output, relative_inputs
 from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.config_file import RUNNER
+from looplab.onboard.readers.constants import fixed_seed
 from looplab.onboard.readers.hydra import search_groups
-from looplab.onboard.source import call_name
+from looplab.onboard.source import call_name, keyword
 from looplab.onboard.typed import given_values
 
 MANY = 60
 """Settings beyond which only those that look like hyper-parameters are part of the base config."""
 RUNS = 20
 """`budget.runs` of a new lab."""
+SEED_WORD = "seed={seed}"
+"""What `with_config.py` gets for a seed that is a constant of the script."""
 JUDGE = "judge: {baseline_seeds: 3}"
 NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
 """Start of the line that says that there is no objective yet."""
@@ -46,6 +49,8 @@ class NewLab:
     """The knobs with their defaults and ranges, for people."""
     seed: str | None
     """Config key of the seed; None: the script has none."""
+    is_seed_constant: bool
+    """Whether the seed is a constant of the script that each run replaces."""
     objective: str | None
     notes: tuple[str, ...]
 
@@ -111,7 +116,8 @@ def make_lab(
     stem = stem if script.program is None else script.name
     study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
     base_file = f"{study}.base.json"
-    cwd = "run" if starts_in_run_folder(script) and not _has_input_folder(interface, draft, script.folder) else None
+    in_run_folder, links = starts_in_run_folder(script)
+    cwd = "run" if in_run_folder and not _has_input_folder(interface, draft, script.folder) else None
     if cwd is None:
         typed = {word.partition("=")[0] for word in script.arguments}
         for words in predicted_output(interface, script.folder):
@@ -119,6 +125,9 @@ def make_lab(
     else:
         draft.fixed = _from_lab(draft.fixed, script.folder)
     command = _command(script, interface, draft)
+    if draft.seed is None:
+        command = _with_seed(script, command) or command
+    is_seed_constant = SEED_WORD in command
     lines = [f"# Made by `looplab init` from {script.name} ({interface.reader}). `looplab check` shows what it does."]
     lines += [f"study: {study}", "launch:", f"  command: {flow(command)}"]
     if interface.rendering:
@@ -127,6 +136,8 @@ def make_lab(
         lines.append(f"  env: {flow(dict(interface.env))}")
     if cwd:
         lines.append("  cwd: run  # it writes next to where it is started: each run gets its own folder")
+        if links:
+            lines.append(f"  links: {flow(links)}  # what it reads from there")
     lines.append(f"base: {base_file}")
     lines += _objective_lines(objective, goal)
     lines += ["knobs:" if draft.knobs else "knobs: {}"]
@@ -143,7 +154,9 @@ def make_lab(
     if rules:
         lines += ["constraints:", *(f"  - {json.dumps(rule)}" for rule in rules)]
     if draft.seed is not None:
-        lines += [f"seed: {json.dumps(draft.seed)}", JUDGE if objective is not None else f"# {JUDGE}"]
+        lines.append(f"seed: {json.dumps(draft.seed)}")
+    if draft.seed is not None or is_seed_constant:
+        lines.append(JUDGE if objective is not None else f"# {JUDGE}")
     else:
         lines.append("# No seed was found, so runs cannot be repeated with another one, and nothing is judged.")
     lines += ["proposers: [{search: auto}]", f"budget: {{runs: {RUNS}}}"]
@@ -155,6 +168,7 @@ def make_lab(
         knobs=tuple(setting.name for setting, _ in draft.knobs),
         ranges=tuple(_range(setting, suggestion.spec or {}) for setting, suggestion in draft.knobs),
         seed=draft.seed,
+        is_seed_constant=is_seed_constant,
         objective=objective,
         notes=interface.notes,
     )
@@ -262,6 +276,23 @@ def _command(script: Script, interface: Interface, draft: _Draft) -> list[str]:
     return [word for word in command if word not in left_out]
 
 
+def _with_seed(script: Script, command: Sequence[str]) -> list[str] | None:
+    """Return the command of a script whose seed is a constant, so that each run has its own; None: that cannot be."""
+    words = ["-m", script.module] if script.module else [script.prefix[-1]]
+    python = list(script.prefix[: len(script.prefix) - len(words)])
+    if (
+        script.tree is None
+        or script.program is not None
+        or (script.module is not None and script.package_root is not None)
+        or len(python) != 1
+        or list(command[: len(script.prefix)]) != [*python, *words]
+        or RUNNER in command
+        or fixed_seed(script.tree, names=True) is None
+    ):
+        return None
+    return [*python, RUNNER, SEED_WORD, *words, *command[len(script.prefix) :]]
+
+
 def _has(draft: _Draft, setting: ScriptSetting) -> bool:
     node: Any = draft.base
     for part in setting.name.split("."):
@@ -323,53 +354,32 @@ def flow(value: Any) -> str:
 
 def _comment(setting: ScriptSetting) -> str:
     text = " ".join(setting.help.split())
-    text = re.sub(r"\s*\(default:?.*?\)", "", text)
+    text = re.sub(r"\s*\((?:[^()]{0,60}, )?default[:=]?.*?\)", "", text).strip()
     return f"  # {text[:90]}" if text else ""
 
 
-def starts_in_run_folder(script: Script) -> bool:
-    """Return whether a script should be started in its run folder: it writes relative paths, and reads none."""
+def starts_in_run_folder(script: Script) -> tuple[bool, list[str]]:
+    """Return whether a script should be started in its run folder, and what it then needs there.
+
+    It should if it writes relative paths, and reads none, or if it writes metrics: what it reads is linked then.
+    """
     if script.tree is None or (script.module is not None and script.package_root is None):
-        return False  # a module of the project is found from the project's folder alone
-    writes = False
-    for tree in script.modules:
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and node.value != script.path.name
-                and _is_input(node.value, script.folder)
-            ):
-                return False
-            if isinstance(node, ast.Call):
-                writes = writes or call_name(node).rpartition(".")[2] in WRITERS
-    return writes
+        return False, []  # a module of the project is found from the project's folder alone
+    called = {
+        call_name(node).rpartition(".")[2]
+        for tree in script.modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and not (call_name(node) == "logging.basicConfig" and not keyword(node, "filename"))
+    }
+    links = relative_inputs(script)
+    return bool(called & (METRIC_WRITERS if links else WRITERS)), links
 
 
-WRITERS = {
-    "SummaryWriter",
-    "CSVLogger",
-    "TensorBoardLogger",
-    "LightningCLI",
-    "Trainer",
-    "mkdir",
-    "makedirs",
-    "save",
-    "savez",
-    "to_csv",
-    "dump",
-    "savefig",
+METRIC_WRITERS = {
+    *("SummaryWriter", "CSVLogger", "TensorBoardLogger", "LightningCLI", "FileHandler", "basicConfig", "to_csv"),
+    *("writer", "DictWriter"),
 }
+"""Functions that usually write a file with metrics."""
+WRITERS = {*METRIC_WRITERS, "Trainer", "mkdir", "makedirs", "save", "savez", "dump", "savefig"}
 """Functions that usually write a file."""
-
-
-def _is_input(text: str, folder: Path) -> bool:
-    """Return whether a text is the relative path of something that exists."""
-    if not text or len(text) > 200 or "\n" in text or text.startswith(("/", "~", "-")) or text in (".", "..", "./"):
-        return False
-    if "/" not in text and "." not in text:
-        return False
-    try:
-        return (folder / text).exists()
-    except (OSError, ValueError):
-        return False

@@ -80,7 +80,7 @@ class ObjectiveGuess:
     score: float
     why: str
     is_goal_known: bool = True
-    """Whether the name, the curve or the script says what is better; if not, the goal is `min`."""
+    """Whether the name, the script or a curve of several points says what is better; if not, the goal is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def rank_objectives(
             score -= 1.5
         goal = directions.goal(metric.name)
         rises = metric.first is not None and metric.last > metric.first
-        if goal == "min" and rises and metric.points >= MIN_POINTS and not words & RESULTS:
+        if goal == "min" and rises and metric.points > 1 and not words & RESULTS:
             goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
         mine = next((one for one in kept if _fits(one, words, split)), None)
         if mine is not None:
@@ -152,8 +152,9 @@ def rank_objectives(
             score -= 0.75  # it cannot get worse, so the curve says less
         elif "last" in words:
             score -= 0.25  # of one episode, beside the average of several
-        sure = bool(words & RESULTS) or rises or (mine is not None and mine.goal is not None)
-        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=sure or metric.points > 1))
+        is_told = bool(words & RESULTS) or (mine is not None and mine.goal is not None)
+        is_known = is_told or metric.points >= MIN_POINTS
+        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=is_known))
     # Equal scores: that of the whole before that of a part, and accuracy before that of one class.
     return sorted(
         found,
@@ -276,7 +277,7 @@ def _goal_of_last_print(tree: ast.Module) -> Goal | None:
     for node in (item for expression in (printed, *bound) for item in ast.walk(expression)):
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         words = [SHORT.get(word, word) for word in words_of(name)]
-        if RESULTS & set(words):
+        if (RESULTS - NOT_RESULTS) & set(words):
             return Directions().goal("_".join(words))
     return None
 

@@ -158,6 +158,39 @@ def _in_run_folder(interface: Interface | None, setting: ScriptSetting, place: s
     return [f"{flag}={value}"] if is_joined else [flag, value]
 
 
+def relative_inputs(script: Script) -> list[str]:
+    """Return the files and folders of the project that a script mentions as relative paths, and so may read.
+
+    Folders whose names say that they are for output are left out, and what is below a folder that is listed.
+    """
+    found: set[str] = set()
+    for tree in script.modules:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= _inputs_in(node.value, script)
+    return sorted(path for path in found if not any(path.startswith(other + os.sep) for other in found))
+
+
+def _inputs_in(text: str, script: Script) -> set[str]:
+    """Return the path of the project that a text is, or begins with; empty: it is not a path, or it does not exist."""
+    if not text or len(text) > 200 or set(text) & set("\n\0*?<>|") or text.startswith(("/", "~", "-")):
+        return set()
+    path = os.path.normpath(text)
+    parts = path.split(os.sep)
+    if parts[0] in (".", "..", "outputs", "record") or parts[0].startswith("."):
+        return set()
+    if path == script.path.name or set(words_of(parts[0])) & OUTPUT:
+        return set()
+    is_path = "/" in text or "." in text
+    try:
+        if is_path and (script.folder / path).exists():
+            return {path}
+        # os.path.join("data", name), f"data/{name}"
+        return {parts[0]} if (script.folder / parts[0]).is_dir() and (is_path or len(parts) == 1) else set()
+    except (OSError, ValueError):
+        return set()
+
+
 def place_output(lab: LabConfig, study: StudyConfig, script: Script | None, files: Sequence[str]) -> str | None:
     """Write to the lab file that a trainer which wrote into the lab writes to the folder of its run.
 
@@ -179,9 +212,11 @@ def place_output(lab: LabConfig, study: StudyConfig, script: Script | None, file
         return f"launch.command has {' '.join(words)}"
     with _changed_launch(lab, study) as own:
         own["cwd"] = RUN_FOLDER
+        if links := relative_inputs(script):
+            own["links"] = links
         if script.module is not None and script.package_root is None:
             own["env"] = {"PYTHONPATH": "{lab}", **own.get("env", {})}
-    return f"launch.cwd: {RUN_FOLDER}"
+    return f"launch.cwd: {RUN_FOLDER}" + (f", launch.links: {', '.join(links)}" if links else "")
 
 
 def give_new_folder(lab: LabConfig, study: StudyConfig) -> None:

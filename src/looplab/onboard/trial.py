@@ -106,6 +106,7 @@ SOURCES = {
     "tensorboard": "TensorBoard",
     "csv": "CSV",
     "stdout": "printed",
+    "log_file": "log file",
     "trainer_state": "trainer_state.json",
     "trainer_summary": "summary file",
 }
@@ -318,7 +319,7 @@ def observe(
         seconds=run.seconds,
         command=command,
         metrics=tuple(measured_metrics(trial, run, run_dir)),
-        settings=flatten(config),
+        settings=flatten(config) | _seed_beside_config(trial, run),
         limit_s=limit,
         ended_by=ended_by,
         ended_after_s=ended_after,
@@ -335,6 +336,12 @@ def observe(
         last_line=last_line(log) or last_line(message),
         diagnosis=diagnosis,
     )
+
+
+def _seed_beside_config(trial: StudyConfig, run: RunRow) -> dict[str, Any]:
+    """Return the seed of a run as a setting if it reaches the trainer beside its config; empty: it does not."""
+    texts = (*trial.launch.command, *trial.launch.env.values())
+    return {"seed": run.seed} if run.seed is not None and any("{seed}" in text for text in texts) else {}
 
 
 def diagnose_run(lab: Path, study: StudyConfig, run: RunRow) -> Diagnosis | None:

@@ -1,4 +1,6 @@
-"""Start a script with other values: python with_config.py [FILE=]CONFIG (SCRIPT | -m MODULE) [ARGUMENTS…]
+"""Start a script with other values: python with_config.py (seed=SEED | [FILE=]CONFIG) (SCRIPT | -m MODULE) [ARGUMENTS…]
+
+With seed=SEED, only the constants that seed its generators are replaced: `torch.manual_seed(1)`, `SEED = 1`.
 
 With FILE, a config file that the script always reads, such as config.yaml: it gets CONFIG wherever it opens FILE. A
 gin file is followed by the values of CONFIG, which is JSON then.
@@ -9,7 +11,8 @@ The values of the config replace those that the script binds: at its top level (
 calls of a function (`Adam(model, lr=0.1)`), and in a module beside it (`config.py`). A `seed` that the script does not
 bind is that of its calls: `random.seed(1)`. No file is changed.
 
-Made by `looplab init` for scripts that have no options. FILE is relative to the folder of this program.
+Made by `looplab init` for scripts that have no options, or none for their seed. FILE is relative to the folder of this
+program.
 """
 
 from __future__ import annotations  # the interpreter of the script may be older than looplab's
@@ -108,28 +111,67 @@ def rebind_calls(tree: ast.Module, values: dict[str, Any]) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name not in own and isinstance(values.get(name), dict):
+            if isinstance(values.get(name), dict):
                 for item in node.keywords:
+                    if name in own and item.arg not in SEED_NAMES:
+                        continue  # the function itself has its values
                     if item.arg in values[name] and isinstance(item.value, (ast.Constant, ast.UnaryOp, ast.BinOp)):
                         item.value = literal(values[name][item.arg], item.value)
 
 
 SEEDS = ("seed", "manual_seed", "manual_seed_all", "set_seed", "set_random_seed", "seed_everything")
 """Functions that seed a generator with their first argument."""
+SEED_NAMES = ("seed", "random_seed", "manual_seed", "rng_seed", "torch_seed", "global_seed")
+"""Variables and parameters that hold a seed, in lower case."""
 
 
-def rebind_seeds(tree: ast.Module, seed: object) -> None:
-    """Replace the constants that generators are seeded with."""
+def is_whole(node: Any) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def seed_places(tree: ast.Module, names: bool = True) -> list[tuple[Any, Any]]:
+    """Return where a script has the constants that seed its generators: lists or nodes, and an index or a field.
+
+    Those of `Random(1)` and `default_rng(1)` do not count, because such generators often make the data.
+
+    Args:
+        names: Whether variables and parameters count, too: `SEED = 1`, `def set_seed(seed=1)`.
+    """
+    found: list[tuple[Any, Any]] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        if isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in SEEDS and type(node.args[0].value) is int:
-                node.args[0] = literal(seed, node.args[0])
+            if name in SEEDS:
+                first = node.args[0]
+                if is_whole(first):
+                    found.append((node.args, 0))
+                elif isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):  # 1337 + rank
+                    found += [(first, side) for side in ("left", "right") if is_whole(getattr(first, side))]
+        elif names and isinstance(node, ast.Assign) and len(node.targets) == 1 and is_whole(node.value):
+            if getattr(node.targets[0], "id", "").lower() in SEED_NAMES:
+                found.append((node, "value"))
+        elif names and isinstance(node, ast.FunctionDef) and "seed" in node.name:
+            first_default = len(node.args.args) - len(node.args.defaults)
+            for index, default in enumerate(node.args.defaults):
+                if node.args.args[first_default + index].arg in SEED_NAMES and is_whole(default):
+                    found.append((node.args.defaults, index))
+    return found
 
 
-def compiled(file: str, values: dict[str, Any]) -> Any:
+def rebind_seeds(tree: ast.Module, seed: object, names: bool = False) -> None:
+    """Replace the constants that generators are seeded with."""
+    for owner, place in seed_places(tree, names):
+        if isinstance(owner, list):
+            owner[place] = literal(seed, owner[place])
+        else:
+            setattr(owner, place, literal(seed, getattr(owner, place)))
+
+
+def compiled(file: str, values: dict[str, Any], seed: int | None = None) -> Any:
     with open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read(), file)
+    if seed is not None:
+        rebind_seeds(tree, seed, names=True)
     rebind(tree.body, values)
     rebind_calls(tree, values)
     magics = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call)]
@@ -190,9 +232,11 @@ class NoShell:
 
 def main() -> None:
     config_file, script, *arguments = sys.argv[1:]
-    config = {}
+    config, seed = {}, None
     file, sign, instead = config_file.partition("=")
-    if sign and not os.path.exists(config_file):
+    if file == "seed" and instead.isdigit():
+        seed = int(instead)
+    elif sign and not os.path.exists(config_file):
         open_instead(file, os.path.abspath(instead))
     else:
         with open(config_file, encoding="utf-8") as text:
@@ -222,7 +266,7 @@ def main() -> None:
     module.__file__ = script
     module.__package__ = package
     sys.modules["__main__"] = module
-    exec(compiled(script, config), module.__dict__)  # noqa: S102 (this program is there to run the script)
+    exec(compiled(script, config, seed), module.__dict__)  # noqa: S102 (this program is there to run the script)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,23 @@ def replace_links(run_dir: Path) -> list[str]:
     return targets
 
 
+def link_inputs(run_dir: Path, names: Iterable[str], places: Iterable[Path]) -> None:
+    """Link files and folders that a trainer reads into its run folder; what is there already stays.
+
+    Args:
+        run_dir: The run folder.
+        names: Paths relative to the run folder and to the places.
+        places: Where they may be, the first that has one counts.
+    """
+    places = list(places)
+    for name in names:
+        target = next((place / name for place in places if (place / name).exists()), None)
+        link = run_dir / name
+        if target is not None and not os.path.lexists(link):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target.resolve())
+
+
 def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str] = ()) -> dict[str, str]:
     """Create the run folder with these files in its record, `run.json` last.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from looplab import plugins
 from looplab.onboard.base import Interface, InterfaceReader, Script, ScriptSetting
+from looplab.onboard.checks import within_checks
 from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.absl import AbslReader
 from looplab.onboard.readers.arguments import ArgparseReader
@@ -73,9 +74,9 @@ def read_interface(script: Script, wanted: Collection[str] = ()) -> Interface | 
     for reader in BUILT_IN:
         found = reader().read(script)
         if found is not None and any(_is_hyper_parameter(setting, wanted) for setting in found.settings):
-            return replace(found, notes=(*found.notes, *notes))
+            return within_checks(script, replace(found, notes=(*found.notes, *notes)))
         first = first or found
-    return first
+    return None if first is None else within_checks(script, first)
 
 
 def _is_hyper_parameter(setting: ScriptSetting, wanted: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.config_file import RUNNER, with_runner
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, module_of
-from looplab.onboard.with_config import SEEDS
+from looplab.onboard.with_config import seed_places
 
 TABLES = {
     *(
@@ -68,8 +68,14 @@ class ConstantsReader:
             new = {key: value for key, value in values.items() if key.lower() not in known}
             if new and name not in base:
                 base[name] = new
-        if find_seed(tuple(settings_in(base))) is None and "seed" not in base:
-            base |= _seed_of_calls(script.tree)
+        seed = fixed_seed(script.tree)
+        if seed is not None and find_seed(tuple(settings_in(base))) is None and "seed" not in base:
+            base["seed"] = seed
+        if find_seed(tuple(settings_in(base))) is None:
+            for name, value in _seeds_of_own_calls(script.tree).items():
+                base[name] = (
+                    {**base.get(name, {}), "seed": value} if isinstance(base.get(name, {}), dict) else base[name]
+                )
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
@@ -296,10 +302,29 @@ def _in_calls(tree: ast.Module, *, doubtful: bool) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _seed_of_calls(tree: ast.Module) -> dict[str, int]:
-    """Return the seed of `random.seed(1)` and the like, which `with_config.py` sets together; empty: there is none."""
-    seeds = [seed for call in calls(tree, *SEEDS) if call.args and type(seed := constant(call.args[0])) is int]
-    return {"seed": seeds[0]} if seeds else {}
+def _seeds_of_own_calls(tree: ast.Module) -> dict[str, int]:
+    """Return the seeds that are passed to classes and functions of the script, `Agent(seed=0)`, by their names."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found: dict[str, set[Any]] = {}
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and (name := call_name(call)) in own and not DATA & set(words_of(name)):
+            for item in call.keywords:
+                if item.arg == "seed":
+                    found.setdefault(name, set()).add(constant(item.value))
+    return {name: value for name, values in found.items() if len(values) == 1 and type(value := values.pop()) is int}
+
+
+def fixed_seed(tree: ast.Module, *, names: bool = False) -> int | None:
+    """Return the seed that is a constant in a script, which `with_config.py` can replace; None: there is none.
+
+    Args:
+        names: Whether `SEED = 1` counts, too, and not only `random.seed(1)`.
+    """
+    for owner, place in seed_places(tree, names):
+        value = constant(owner[place] if isinstance(owner, list) else getattr(owner, place))
+        if type(value) is int:
+            return value
+    return None
 
 
 def _imported(tree: ast.Module) -> set[str]:

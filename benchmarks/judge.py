@@ -234,6 +234,7 @@ def main() -> None:
         outcomes = many(studies, options.seed + 4, nothing, plain, by, drift=DRIFT)
         figures[key] = false_share(outcomes)
         low, high = wilson(sum(outcome.false > 0 for outcome in outcomes), studies)
+        figures[f"{key}_upper95"] = high
         print(f"  drift, {name}: {figures[key]:.3f}  [{low:.3f}, {high:.3f}]   + {DRIFT} sd a run, of {studies}")
 
     if not options.quick:
@@ -256,8 +257,12 @@ def main() -> None:
         outcomes = many(n, options.seed + 1, truth, noise, settings)
         alpha_share, took = found(outcomes)
         wrong = false_share(outcomes)
-        print(f"  {name:22} {alpha_share:.3f}   median runs {took:.0f}   with a false promotion {wrong:.3f}   of {n}")
-        figures |= {share_key: alpha_share, runs_key: took}
+        low, high = wilson(round(alpha_share * n), n)
+        print(
+            f"  {name:22} {alpha_share:.3f}  [{low:.3f}, {high:.3f}]   median runs {took:.0f}   "
+            f"with a false promotion {wrong:.3f}   of {n}"
+        )
+        figures |= {share_key: alpha_share, f"{share_key}_lower95": low, runs_key: took}
 
     n_real = 30 if options.quick else 60
     say(f"{n_real} trainings ({time.perf_counter() - began:.0f} s)")
@@ -271,10 +276,12 @@ def main() -> None:
         ("aa_real", JudgeSettings(goal="min")),
         ("aa_real_ratchet", JudgeSettings(goal="min", by="ratchet")),
     ):
-        figures[key] = false_share(many(others, options.seed + 2, nothing, drawn, by))
+        figures[key] = false_share(many(studies, options.seed + 2, nothing, drawn, by))
+    low, high = wilson(round(figures["aa_real"] * studies), studies)
+    figures["aa_real_upper95"] = high
     print(f"A/A of real trainings: {n_real} of them, val/loss {measured.mean():.4f} ± {measured.std(ddof=1):.4f}")
     real, naive = figures["aa_real"], figures["aa_real_ratchet"]
-    print(f"  drawn from them  judge {real:6.3f}                   ratchet {naive:.3f}   of {others}")
+    print(f"  drawn from them  judge {real:6.3f}  [{low:.3f}, {high:.3f}]   ratchet {naive:.3f}   of {studies}")
     print(f"{time.perf_counter() - began:.0f} s")
     print(
         json.dumps(

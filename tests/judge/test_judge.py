@@ -229,6 +229,20 @@ def test_without_seeds_a_large_effect_is_still_found() -> None:
     assert {score.seed for candidate in made.candidates for score in candidate.scores} == {None}
 
 
+def test_what_earlier_tests_say_about_the_noise_saves_pairs_of_a_large_effect() -> None:
+    """A few pairs say little about their own spread."""
+    pairs = {False: 0, True: 0}
+    for salt in range(30):
+        for known in pairs:
+            made = lab({"good": 2.0, **{f"same {i}": 0.0 for i in range(8)}}, salt=salt)
+            if known:
+                made.challenge(*(f"same {i}" for i in range(8)))
+            made.state = replace(made.state, spent=0.0, opened=0)  # the same alpha for both
+            made.challenge("good")
+            pairs[known] += made.replicates("good")
+    assert pairs[True] < pairs[False]
+
+
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, 1e200, -1e300])
 @pytest.mark.parametrize("goal", ["max", "min"])
 @pytest.mark.parametrize("by", ["test", "ratchet"])

@@ -56,6 +56,15 @@ def test_differences_that_are_similar_by_chance_are_not_certain() -> None:
     assert stats.paired([1.0, 1.0, 1.0], least_spread=0.5).p() > 0.01
 
 
+def test_a_known_spread_makes_a_few_differences_count_for_more_unless_they_spread_further() -> None:
+    few = [1.5, 2.0, 2.5]  # spread 0.5
+    alone, moderated = stats.paired(few), stats.paired(few, prior=(0.6, 8.0))
+    assert moderated.p() < 0.1 * alone.p()
+    assert moderated.freedom == 2.0 + 8.0
+    assert moderated.error == pytest.approx(math.sqrt((2 * 0.5**2 + 8 * 0.6**2) / 10 / 3))
+    assert stats.paired(few, prior=(0.4, 8.0)) == alone  # noisier than what is known
+
+
 def test_no_difference_at_all_proves_nothing() -> None:
     assert stats.paired([0.0, 0.0, 0.0]).p() == 1.0
 

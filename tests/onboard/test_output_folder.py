@@ -213,6 +213,24 @@ def test_a_module_of_the_project_starts_in_its_run_folder(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_module_of_the_project_that_writes_metrics_is_measured_at_once(tmp_path: Path) -> None:
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "__init__.py").write_text("")
+    (tmp_path / "tool" / "train.py").write_text(
+        "import argparse, csv\np = argparse.ArgumentParser('tool')\np.add_argument('--lr', type=float, default=0.1)\n"
+        "a = p.parse_args()\nwith open('log.csv', 'w') as file:\n"
+        "    csv.writer(file).writerows([['epoch', 'val_loss'], [0, 1.0], [1, a.lr]])\n"
+    )
+    looplab(tmp_path, "init", "python", "-m", "tool.train", "--objective", "val_loss")
+    lab: Any = read_config(tmp_path / "lab.yaml")
+    assert (lab["launch"]["cwd"], lab["launch"]["env"]) == ("run", {"PYTHONPATH": "{lab}"})
+    assert "links" not in lab["launch"]
+    looplab(tmp_path, "run", "--runs", "1")
+    status = json.loads(looplab(tmp_path, "status", "--json"))
+    assert status["studies"][0]["best"]["objective"] == 0.1
+
+
+@pytest.mark.slow
 def test_a_trainer_that_takes_its_folder_as_it_is_is_known_too(tmp_path: Path) -> None:
     project(tmp_path, "os.makedirs(a.out, exist_ok=True)\n", "--out", "{out_dir}")
     (run,) = json.loads(looplab(tmp_path, "try", "--json"))["runs"]

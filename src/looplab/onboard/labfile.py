@@ -19,7 +19,13 @@ from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.introspect import NO_COMMAND_LINE
 from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest, unused_settings, words_of
-from looplab.onboard.output_folder import OUTPUT, predicted_output, relative_inputs
+from looplab.onboard.output_folder import (
+    OUTPUT,
+    PROJECT_PATH,
+    is_project_module,
+    predicted_output,
+    relative_inputs,
+)
 from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.readers.constants import fixed_seed
@@ -132,8 +138,9 @@ def make_lab(
     lines += [f"study: {study}", "launch:", f"  command: {flow(command)}"]
     if interface.rendering:
         lines.append(f"  config: {flow(dict(interface.rendering))}")
-    if interface.env:
-        lines.append(f"  env: {flow(dict(interface.env))}")
+    env = {**(PROJECT_PATH if cwd and is_project_module(script) else {}), **interface.env}
+    if env:
+        lines.append(f"  env: {flow(env)}")
     if cwd:
         lines.append("  cwd: run  # it writes next to where it is started: each run gets its own folder")
         if links:
@@ -361,10 +368,11 @@ def _comment(setting: ScriptSetting) -> str:
 def starts_in_run_folder(script: Script) -> tuple[bool, list[str]]:
     """Return whether a script should be started in its run folder, and what it then needs there.
 
-    It should if it writes relative paths, and reads none, or if it writes metrics: what it reads is linked then.
+    It should if it writes relative paths, and reads none, or if it writes metrics: what it reads is linked then. With a
+    module of the project, which is found from the project's folder alone, only metrics count.
     """
-    if script.tree is None or (script.module is not None and script.package_root is None):
-        return False, []  # a module of the project is found from the project's folder alone
+    if script.tree is None:
+        return False, []
     called = {
         call_name(node).rpartition(".")[2]
         for tree in script.modules
@@ -373,7 +381,7 @@ def starts_in_run_folder(script: Script) -> tuple[bool, list[str]]:
         and not (call_name(node) == "logging.basicConfig" and not keyword(node, "filename"))
     }
     links = relative_inputs(script)
-    return bool(called & (METRIC_WRITERS if links else WRITERS)), links
+    return bool(called & (METRIC_WRITERS if links or is_project_module(script) else WRITERS)), links
 
 
 METRIC_WRITERS = {

@@ -24,6 +24,8 @@ from looplab.onboard.source import call_name, calls, constant, keyword
 
 LOOKS = {"exists", "isdir", "is_dir", "listdir", "iterdir", "scandir"}
 """Functions that look whether there is a folder, or something in it."""
+PROJECT_PATH = {"PYTHONPATH": "{lab}"}
+"""Environment with which a module of the project is found from any folder."""
 UNIQUE = {"strftime", "isoformat", "uuid4", "uuid1", "mkdtemp", "getpid", "time", "now", "token_hex", "rmtree"}
 """Functions whose use means that a folder has a new name each time, or is removed before."""
 
@@ -179,7 +181,8 @@ def _inputs_in(text: str, script: Script) -> set[str]:
     parts = path.split(os.sep)
     if parts[0] in (".", "..", "outputs", "record") or parts[0].startswith("."):
         return set()
-    if path == script.path.name or set(words_of(parts[0])) & OUTPUT:
+    is_script = path in (script.path.name, (script.module or "").partition(".")[0])
+    if is_script or set(words_of(parts[0])) & OUTPUT:
         return set()
     is_path = "/" in text or "." in text
     try:
@@ -189,6 +192,11 @@ def _inputs_in(text: str, script: Script) -> set[str]:
         return {parts[0]} if (script.folder / parts[0]).is_dir() and (is_path or len(parts) == 1) else set()
     except (OSError, ValueError):
         return set()
+
+
+def is_project_module(script: Script) -> bool:
+    """Return whether a script is started by `python -m` from the project's folder, not from an installed package."""
+    return script.module is not None and script.package_root is None
 
 
 def place_output(lab: LabConfig, study: StudyConfig, script: Script | None, files: Sequence[str]) -> str | None:
@@ -214,8 +222,8 @@ def place_output(lab: LabConfig, study: StudyConfig, script: Script | None, file
         own["cwd"] = RUN_FOLDER
         if links := relative_inputs(script):
             own["links"] = links
-        if script.module is not None and script.package_root is None:
-            own["env"] = {"PYTHONPATH": "{lab}", **own.get("env", {})}
+        if is_project_module(script):
+            own["env"] = {**PROJECT_PATH, **own.get("env", {})}
     return f"launch.cwd: {RUN_FOLDER}" + (f", launch.links: {', '.join(links)}" if links else "")
 
 

@@ -22,7 +22,7 @@ from looplab.decide.gp import GaussianProcess, KernelParams, fit_kernel
 from looplab.decide.observations import Observations, warped
 from looplab.decide.points import SearchPoint
 from looplab.decide.sampling import generator
-from looplab.decide.space import SearchSpace
+from looplab.decide.space import CHOICE_DISTANCE, SearchSpace
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 
@@ -103,7 +103,9 @@ def test_a_step_changes_a_whole_number_and_a_choice_is_as_far_from_one_other_as_
     others = np.repeat(row, 3, axis=0)
     others[:, [axis.path for axis in AXES].index("opt")] = [0, 1, 2]
     features = space.features(others)
-    assert [float(np.sum((features[0] - one) ** 2)) for one in features] == pytest.approx([0.0, 1.0, 1.0])
+    assert [float(np.sum((features[0] - one) ** 2)) for one in features] == pytest.approx(
+        [0.0, *2 * [CHOICE_DISTANCE**2]]
+    )
 
 
 SMALL: list[dict[str, Any]] = [

@@ -3,6 +3,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -198,7 +201,6 @@ def test_run_ids_sort_by_age() -> None:
 
 def test_a_capsule_names_code_program_machine_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
-    import sys
 
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     lab, study = tmp_path / "lab", tmp_path / "lab" / "outputs" / "s"
@@ -226,15 +228,31 @@ def test_a_capsule_names_code_program_machine_and_data(tmp_path: Path, monkeypat
 
 
 def test_installed_reads_names_and_versions() -> None:
-    import sys
 
     assert any(entry.startswith("pytest==") for entry in installed(sys.path))
 
 
-def test_the_syncer_comes_to_an_end(tmp_path: Path) -> None:
+def test_the_last_sync_is_done_before_the_process_exits(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from looplab.runs.durable import Syncer\n"
+        "def sync(self): time.sleep(0.3); Path(sys.argv[1], 'synced').touch()\n"
+        "Syncer._sync = sync\n"
+        "syncer = Syncer(Path(sys.argv[1])); syncer.close(); syncer.close(); print(Path(sys.argv[1], 'synced').exists())"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"  # `close` does not wait for it
+    assert (tmp_path / "synced").exists()
+
+
+def test_a_sync_follows_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs = threading.Semaphore(0)
+    monkeypatch.setattr(Syncer, "_sync", lambda self: syncs.release())
     syncer = Syncer(tmp_path)
     syncer.request()
+    assert syncs.acquire(timeout=60)
     syncer.close()
+    syncer.wait()
+    assert syncs.acquire(timeout=60)
 
 
 @pytest.mark.parametrize(

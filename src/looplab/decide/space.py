@@ -14,6 +14,10 @@ from looplab.decide.axes import Axis, Params
 
 Array = NDArray[np.float64]
 
+CHOICE_DISTANCE = 0.6
+"""Distance of two different choices, where a numeric axis has length 1. With the prior of the lengthscale, one changed
+choice of several then says something about the others from the first runs on."""
+
 
 class SearchSpace:
     """The axes mapped to the unit cube. A row holds a number in [0, 1] or the index of a choice for each axis."""
@@ -104,11 +108,11 @@ class SearchSpace:
         return rows
 
     def features(self, rows: Array) -> Array:
-        """Return the inputs of the kernel: choices one-hot, scaled so that two different ones are at distance 1."""
+        """Return the inputs of the kernel; choices are one-hot, two different ones at distance CHOICE_DISTANCE."""
         columns = []
         for i, n in enumerate(self.n_choices):
             if n:
-                columns += [math.sqrt(0.5) * (rows[:, i] == choice) for choice in range(n)]
+                columns += [CHOICE_DISTANCE * math.sqrt(0.5) * (rows[:, i] == choice) for choice in range(n)]
             else:
                 columns.append(rows[:, i])
         return np.column_stack(columns)

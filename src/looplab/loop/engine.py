@@ -285,9 +285,8 @@ class Engine:
             self.study.end_session(session, how, self.control.why if self.control.failed else "")
         if self._anchors is not None:
             self._anchors.close()
-        self._syncer.finish()
-        self._backups.close(copy=is_ours)  # meanwhile: a backup syncs itself
         self._syncer.close()
+        self._backups.close(copy=is_ours)  # meanwhile: a backup syncs itself
         self._place.close()
 
     def _still_ours(self) -> None:

@@ -2,19 +2,20 @@
 
 A crashed process loses nothing that it has written. A power failure loses what the kernel has not yet written to disk.
 Syncing every file of every run would cost more than starting the run, so one thread syncs the lab's file system after
-writes, at most a few times per second (a sync blocks every process that creates files). A power failure can therefore
-undo only the last moment, and the ledger stays consistent because its log is checksummed.
+writes, every two seconds at most (a sync blocks every process that creates files). A power failure can therefore undo
+only the last seconds, and the ledger stays consistent because its log is checksummed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import threading
 from pathlib import Path
 
-PAUSE_S = 0.5
+PAUSE_S = 2.0
 """Minimum number of seconds between two syncs."""
 
 
@@ -33,24 +34,28 @@ class Syncer:
         """Schedule a sync of what has been written."""
         self._dirty.set()
 
-    def finish(self) -> None:
-        """Begin the last sync, of everything that is written by now; `close` waits for it."""
-        self._closed.set()
-        self._dirty.set()
-
     def close(self) -> None:
-        """Sync once more and stop the thread."""
-        self.finish()
-        self._thread.join()
-        os.close(self._descriptor)
+        """Sync once more, in the background. The process does not exit before that is done."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._dirty.set()
+            atexit.register(self.wait)
+
+    def wait(self) -> None:
+        """Wait for the last sync; an impatient person may interrupt it."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._closed.is_set():
             self._dirty.wait()
             self._dirty.clear()
-            self._sync()
-            self._closed.wait(PAUSE_S)
+            if not self._closed.is_set():
+                self._sync()
+                self._closed.wait(PAUSE_S)
         self._sync()
+        os.close(self._descriptor)
+        atexit.unregister(self.wait)
 
     def _sync(self) -> None:
         if hasattr(self._libc, "syncfs"):

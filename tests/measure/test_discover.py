@@ -343,3 +343,14 @@ def test_the_objective_of_a_study_is_found_under_other_separators(tmp_path: Path
         }
     )
     assert set(reader_of(study, tmp_path).poll()) == {"eval_accuracy"}
+
+
+def test_links_to_what_the_trainer_reads_are_not_its_metrics(tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir(), run.mkdir()
+    (data / "results.csv").write_text("step,price\n1,5\n")
+    (run / "results.csv").symlink_to(data / "results.csv")
+    (run / "data").symlink_to(data, target_is_directory=True)
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    assert "price" in Reader(run).poll()
+    assert set(Reader(run, inputs=["results.csv", "./data"]).poll()) == {"loss"}

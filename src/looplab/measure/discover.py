@@ -83,7 +83,7 @@ def reader_of(study: StudyConfig, run_dir: Path | str, *, with_held_out: bool = 
     wanted = {*held_out, *measure.goals}
     if objective is not None:
         wanted |= {objective.metric} | ({objective.then.metric} if objective.then is not None else set())
-    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout, hidden, wanted)
+    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout, hidden, wanted, inputs=study.launch.links)
 
 
 class _Entry(NamedTuple):
@@ -116,6 +116,7 @@ class Reader:
         "_has_curves",
         "_has_printed",
         "_hidden",
+        "_inputs",
         "_last_steps",
         "_owners",
         "_paths",
@@ -141,6 +142,8 @@ class Reader:
         stdout_patterns: Sequence[str] = (),
         hidden: Collection[str] = (),
         wanted: Collection[str] = (),
+        *,
+        inputs: Collection[str] = (),
     ) -> None:
         """
         Args:
@@ -151,12 +154,14 @@ class Reader:
             hidden: Metrics that are not returned.
             wanted: Metrics that the study names. A name that differs from one of them only in `_`, `/`, `.` and spaces
                 is returned under it, unless several do.
+            inputs: Links in the run folder to files that the trainer reads, relative to it.
 
         Raises:
             LabError: A kind is not known.
         """
         self._run_dir = os.fspath(run_dir)
         self._hidden = hidden
+        self._inputs = frozenset(os.path.normpath(f"{self._run_dir}/{name}") for name in inputs)
         self._ranks, self._fallbacks = _ranks(kinds)
         self._plugins: dict[str, SourcePlugin] = {
             kind: plugins.load("sources", kind) for kind in self._ranks if kind not in _auto_ranks
@@ -340,7 +345,12 @@ class Reader:
             name = entry.name
             kind = self._kind_of(name, folder, depth)
             if kind is not None:
-                if kind in self._ranks and entry.path not in self._paths and self._is_own_file(entry):
+                if (
+                    kind in self._ranks
+                    and entry.path not in self._paths
+                    and not self._is_input(entry)
+                    and _is_file(entry)
+                ):
                     self._add(kind, entry.path, folder)
             elif (
                 depth < MAX_DEPTH
@@ -357,12 +367,9 @@ class Reader:
             if path not in self._folders and len(self._folders) < MAX_FOLDERS:
                 self._scan_folder(path, depth + 1)
 
-    def _is_own_file(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry is a file in the run folder, rather than a link to a file that the trainer reads."""
-        if not _is_file(entry):
-            return False
-        inside = os.path.realpath(self._run_dir) + os.sep
-        return not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside)
+    def _is_input(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether an entry is a link that looplab made to a file that the trainer reads."""
+        return entry.path in self._inputs and entry.is_symlink()
 
     def _kind_of(self, name: str, folder: str, depth: int) -> str | None:
         """Return the kind of a file; None if it has no metrics.

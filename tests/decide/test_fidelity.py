@@ -263,6 +263,17 @@ def test_one_new_config_in_three_fills_the_space_whatever_the_model_says(tmp_pat
     toy.ledger.close()
 
 
+def test_configs_that_are_proposed_together_differ(tmp_path: Path) -> None:
+    toy = ToyStudy(tmp_path)
+    for _ in range(3):
+        with toy.ledger.write():
+            found = toy.fidelity().propose(toy.study, 8)
+        new = [one.edits for one in found if not one.continues]
+        assert len(new) == len(set(new))
+        assert toy.step(toy.fidelity(), 8) == 8
+    toy.ledger.close()
+
+
 def test_the_price_of_a_continuation_is_the_steps_to_the_next_rung() -> None:
     rungs = Rungs.of(FidelityConfig(min=1, max=27), None)
     assert rungs is not None

@@ -114,6 +114,50 @@ def test_links_are_not_copied_and_names_cannot_lead_out(pair: Pair, tmp_path: Pa
             pair.engine.store(Chunk(name, 0, b"x", 1, 1, 0o644))
     (tmp_path / "elsewhere").mkdir()
     (pair.here / "sub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LabError):
-        pair.engine.store(Chunk("sub/x.log", 0, b"x", 1, 1, 0o644))
+    pair.engine.store(Chunk("sub/x.log", 0, b"x", 1, 1, 0o644))
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_log_that_was_cut_back_and_has_grown_again_is_copied_as_it_is(pair: Pair) -> None:
+    log = pair.there / "metrics.jsonl"
+    log.write_text("".join(f"first {i}\n" for i in range(50)))
+    pair.pull(final=False)
+    log.write_text("".join(f"first {i}\n" for i in range(20)) + "".join(f"second {i}\n" for i in range(200)))
+    pair.pull(final=False)
+    assert pair.files(pair.here) == pair.files(pair.there)
+    log.write_text("")
+    pair.engine = pair.new_engine()
+    pair.pull()
+    assert pair.files(pair.here) == pair.files(pair.there)
+
+
+@pytest.mark.parametrize("name", ["x", "x.log"])
+def test_a_file_in_the_place_of_a_folder_is_named_and_does_not_stop_the_copy(pair: Pair, name: str) -> None:
+    (pair.there / "a").write_text("a file")
+    (pair.there / "b").mkdir()
+    (pair.there / "b" / name).write_text("in a folder")
+    pair.pull()
+    (pair.there / "a").unlink()
+    (pair.there / "a").mkdir()
+    (pair.there / "a" / name).write_text("in a folder")
+    (pair.there / "b" / name).unlink()
+    (pair.there / "b").rmdir()
+    (pair.there / "b").write_text("a file")
+    (pair.there / "c").write_text("c")
+    assert sorted(pair.pull(portions=20)) == [f"a/{name}", "b"]
+    assert (pair.here / "c").read_text() == "c"
+
+
+def test_a_folder_that_becomes_a_link_is_left_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pair.there / "sub").mkdir()
+    (pair.there / "sub/model.pt").write_text("x")
+    list_files = NodeMirror._files
+
+    def replaced(root: Path) -> list[tuple[str, os.stat_result]]:
+        found = list(list_files(root))
+        (pair.there / "sub").rename(pair.there / "moved")
+        (pair.there / "sub").symlink_to("moved")
+        return found
+
+    monkeypatch.setattr(NodeMirror, "_files", staticmethod(replaced))
+    assert pair.node.changes(pair.here, {}, final=False) == ([], [])

@@ -174,6 +174,25 @@ def test_an_engine_that_is_killed_loses_no_run_and_starts_none_twice(cluster: Sm
     kill_engines(ray_study(cluster, tmp_path / "lab", seconds=0.3, slots=4), kills=3, seed=1)
 
 
+def test_a_run_that_a_killed_engine_has_handed_over_stays_where_it_is(cluster: SmallCluster, tmp_path: Path) -> None:
+    first, second = make(cluster, tmp_path), make(cluster, tmp_path)
+    trace, go = tmp_path / "trace", tmp_path / "go"
+    argv = [sys.executable, "-I", "-S", "-c", GATED, str(trace), str(go), "0"]
+    first.start(spec(tmp_path, "r1", argv, "ray0", attempt=2))
+    Seen(first).first(Started, 1)
+    first.close()
+    handed_over = (tmp_path / "r1/job.json").read_text()
+    second.start(spec(tmp_path, "r1", argv, "ray1", attempt=2))  # the ledger does not know of that attempt
+    seen = Seen(second)
+    assert seen.first(Started, 1)["r1"].place.job == json.loads(handed_over)["actor"]
+    go.touch()
+    ended = seen.first(Ended, 1)["r1"]
+    assert (ended.exit.code, ended.exit.attempt) == (0, 2)
+    assert (tmp_path / "r1/job.json").read_text() == handed_over
+    assert trace.read_text() == "started\n"
+    second.close()
+
+
 # -- nodes that do not share the disk of the lab
 
 WRITER = """

@@ -119,6 +119,20 @@ def test_a_large_round_starts_before_it_is_decided_and_only_what_is_committed(tm
     assert ledger.first_broken_link() is None
 
 
+def test_what_watch_rules_requeued_does_not_hold_up_others_when_the_rules_are_gone(tmp_path: Path) -> None:
+    write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}]}, queue=[])
+    setup = set_up(tmp_path / "lab", RunOptions(runs=1))
+    ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
+    Engine(setup, ledger, InstantExecutor(train)).run()
+    study = StudyLedger(ledger, "toy")
+    with ledger.write():
+        for n in range(AHEAD):
+            study.propose(Origin.WATCH, (), "requeued", parent=study.run("1").id, source=f"watch:{n}")
+        study.propose(Origin.AGAIN, (), "reproduce it", parent=study.run("1").id, source="again:1:1")
+    Engine(set_up(tmp_path / "lab", RunOptions(asked_only=True)), ledger, InstantExecutor(train)).run()
+    assert [(run.proposer, run.state) for run in study.runs()] == [("base", "ended"), ("again", "ended")]
+
+
 def test_a_costly_sum_is_computed_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = cpu = 0.0
     calls: list[float] = []

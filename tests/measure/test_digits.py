@@ -13,6 +13,7 @@ from looplab.measure.digits import with_spread
         (0.97312, 0.0021, "0.973 ± 0.002"),
         (0.0, 1e-20, "0 ± 1e-20"),
         (25.05, 0.29, "25.1 ± 0.3"),
+        (0.0, 5e-324, "0 ± 4.9e-324"),
     ],
 )
 def test_the_spread_of_equal_values_is_not_shown(value: float, spread: float, text: str) -> None:

@@ -69,6 +69,15 @@ def test_the_queue_says_why_it_does_not_move(making: Any, maker: Any) -> None:
     assert [one.row.id for one in busy.running] == [running.id]
 
 
+def test_a_run_that_waits_at_a_scheduler_holds_its_slot_and_needs_an_engine(making: Any, maker: Any) -> None:
+    run = maker.plan(making.edited(seed=3), reason="first")
+    with maker.ledger.write():
+        maker.record.launched(run.id, "slurm0", {}, queued=True)
+    assert [(one.kind, one.n) for one in look(maker).needs] == [("unfinished", 1)]
+    maker.plan(making.edited(seed=4), reason="second")
+    assert look(maker, engine=1).blocked == "all slots are busy"
+
+
 def test_a_budget_is_projected_at_the_pace_so_far(full: Any) -> None:
     budgets = {one.name: one for one in look(full).budget}
     runs = budgets["runs"]

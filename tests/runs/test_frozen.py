@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,25 @@ def test_a_damaged_tree_is_made_again_by_the_next_engine(lab: Path) -> None:
     (path / "train.py").chmod(0o644)
     (path / "train.py").write_text("")  # as after a crash of the machine
     assert code_of(lab).open(f"_shared/{path.name}.json") is None
-    assert (code_of(lab).freeze(NAMES).path / "train.py").read_text() == "old"
+    code = code_of(lab)
+    again = code.freeze(NAMES)
+    assert (again.path / "train.py").read_text() == "old"
+    (damaged,) = (lab / "outputs/s/_shared").glob("tree-*.damaged-*")
+    assert code.prune([again.name]) == [f"_shared/{damaged.name}/train.py"]  # a run may have written it
+    (damaged / "train.py").unlink()
+    assert code.prune([again.name]) == []
+    assert not damaged.exists()
+    assert again.path.is_dir()
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_the_engine(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = code_of(lab)
+    tree = code.freeze(NAMES)
+    (tree.path / "train.py").unlink()
+    monkeypatch.chdir(tree.path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("train.py")
+    assert code.prune([]) == [f"_shared/{tree.path.name}/train.py"]
 
 
 def test_a_tree_goes_when_nobody_needs_it_unless_a_run_has_written_into_it(lab: Path) -> None:

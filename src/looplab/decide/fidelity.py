@@ -156,8 +156,11 @@ class FidelityProposer:
         begun = sum(chain.root.role == Role.TRIAL for chain in chains)
         new = [i for i, proposal in enumerate(proposals) if not proposal.continues]
         replaced = [i for k, i in enumerate(new, begun + 1) if k % SPREAD_PERIOD == 0]
+        if not replaced:
+            return proposals
+        besides = [proposals[i] for i in new if i not in replaced]
         found = list(proposals)
-        for i, drawn in zip(replaced, self._search.spread(study, len(replaced)), strict=False):
+        for i, drawn in zip(replaced, self._search.spread(study, len(replaced), besides), strict=False):
             found[i] = replace(drawn, until=proposals[i].until)
         return found
 

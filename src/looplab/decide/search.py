@@ -102,13 +102,22 @@ class SearchProposer:
         self.problem, self._note = self._note, None
         return self._sample_proposals(study, n)
 
-    def spread(self, study: StudyView, n: int) -> list[Proposal]:
-        """Return proposals that fill the space, whatever was measured; without `auto`, those of the sampler."""
-        sampler = self._sampler.uniform if isinstance(self._sampler, AutoSampler) else self._sampler
-        return [] if sampler is None else self._sample_proposals(study, n, sampler)
+    def spread(self, study: StudyView, n: int, besides: Sequence[Proposal] = ()) -> list[Proposal]:
+        """Return proposals that fill the space, whatever was measured; without `auto`, those of the sampler.
 
-    def _sample_proposals(self, study: StudyView, n: int, sampler: Sampler | None = None) -> list[Proposal]:
+        Args:
+            besides: Proposals that are made together with them, whose configs are not proposed again.
+        """
+        sampler = self._sampler.uniform if isinstance(self._sampler, AutoSampler) else self._sampler
+        return [] if sampler is None else self._sample_proposals(study, n, sampler, besides)
+
+    def _sample_proposals(
+        self, study: StudyView, n: int, sampler: Sampler | None = None, besides: Sequence[Proposal] = ()
+    ) -> list[Proposal]:
         points, taken = self._collector.collect(study)
+        for ruling in (self._guard.check(self._base, proposal.edits) for proposal in besides):
+            if ruling.config is not None:
+                taken.add(self._collector.key(ruling.config))
         n_proposed = study.count_proposals(self.name)
         proposals: list[Proposal] = []
         for count in range(n_proposed, n_proposed + n):

@@ -2,24 +2,28 @@
 
 The node keeps a run below a folder of its own, named after the path that the run has on the engine's machine, so that
 every engine finds it again. The engine asks for what it does not have yet, in portions: logs and metrics as they grow,
-other files when they are complete, at last all of them. What it has is known from its own files (sizes and times), so a
-copy that was interrupted continues where it was. Links and special files are left out.
+other files when they are complete, at last all of them. What it has is known from its own files (sizes and times, and
+the last bytes of logs, which a trainer may cut back), so a copy that was interrupted continues where it was. Links and
+special files are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
 import shutil
 import stat
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from looplab.errors import LabError
 from looplab.launch.base import LaunchSpec
 from looplab.runs import tree
 
@@ -31,6 +35,15 @@ STREAMS = (".jsonl", ".log")
 """Suffixes of files that only grow."""
 PARTS = ".mirror"
 """Folder in the record of a run for files that are not complete yet."""
+TAIL = 4096
+"""Last bytes of a stream by which it is recognized."""
+SKIPPED = -1
+"""Stands for the time of change of a file that the engine cannot have."""
+CONFLICTS = {
+    errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR,
+    errno.ENOTEMPTY, errno.EPERM,
+}  # fmt: skip
+"""Errors after which the same file cannot be stored later, either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,7 @@ class Chunk:
 
 
 Known = Mapping[str, tuple[int, int]]
-"""What the engine has: name → time of change (0: of a stream) and number of bytes."""
+"""What the engine has: name → time of change (of a stream: checksum of its last bytes) and number of bytes."""
 
 
 def read_tree(folder: Path) -> dict[str, Any]:
@@ -149,9 +162,12 @@ class NodeMirror:
                 total -= about.st_size
                 skipped.append(name)
                 continue
-            version, have = known.get(name, (-1, 0))
+            version, have = known.get(name, (None, 0))
+            if version == SKIPPED:
+                skipped.append(name)
+                continue
             if _is_stream(name):
-                offset = have if have <= about.st_size else 0  # it was cut back
+                offset = have if self._begins_with(run_dir, name, about.st_size, version, have) else 0
             else:
                 if not final and time.time() - about.st_mtime < SETTLED_S:
                     continue
@@ -159,14 +175,23 @@ class NodeMirror:
                 if version == about.st_mtime_ns and have == about.st_size:
                     continue
             is_new = name not in known or (not _is_stream(name) and offset == 0)
-            if room <= 0 or (offset == about.st_size and not is_new):
+            if room <= 0 or (offset == have == about.st_size and not is_new):
                 continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, LabError):  # it is gone, or a link was put in the place of its folder
                 data = self._read(self.run_dir(run_dir), name, offset, room)
                 room -= len(data) + 1024
                 mode = stat.S_IMODE(about.st_mode)
                 found.append(Chunk(name, offset, data, about.st_size, about.st_mtime_ns, mode))
         return found, skipped
+
+    def _begins_with(self, run_dir: str | Path, name: str, size: int, version: int | None, have: int) -> bool:
+        """Return whether a stream begins with what the engine has; else it was cut back, and may have grown since."""
+        if have > size:
+            return False
+        try:
+            return zlib.crc32(self._read(self.run_dir(run_dir), name, max(0, have - TAIL), min(have, TAIL))) == version
+        except (OSError, LabError):
+            return False
 
     def forget(self, run_dir: str | Path) -> None:
         """Remove the folder of a run that the engine has."""
@@ -205,24 +230,50 @@ class EngineMirror:
         for top, folders, names in os.walk(run_dir):
             folders[:] = [name for name in folders if name != PARTS]
             for name in names:
-                about = os.lstat(os.path.join(top, name))
-                relative = os.path.relpath(os.path.join(top, name), run_dir)
-                self.known[relative] = (0 if _is_stream(relative) else about.st_mtime_ns, about.st_size)
+                path = os.path.join(top, name)
+                about = os.lstat(path)
+                relative = os.path.relpath(path, run_dir)
+                if not _is_stream(relative) or not stat.S_ISREG(about.st_mode):
+                    self.known[relative] = (about.st_mtime_ns, about.st_size)
+                    continue
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    self.known[relative] = (_tail(descriptor, about.st_size), about.st_size)
+                finally:
+                    os.close(descriptor)
 
     def store(self, chunk: Chunk) -> None:
-        """Add a part of a file; a file other than a stream appears when it is complete."""
+        """Add a part of a file; a file other than a stream appears when it is complete.
+
+        A file that cannot be stored, because something else has its name or that of its folder, is not asked for again.
+
+        Raises:
+            LabError: Its name leads out of the folder.
+            OSError: It cannot be stored now.
+        """
         tree.parts_of(chunk.name)
+        try:
+            self._store(chunk)
+        except LabError:
+            self.known[chunk.name] = (SKIPPED, 0)
+        except OSError as error:
+            if error.errno not in CONFLICTS:
+                raise
+            self.known[chunk.name] = (SKIPPED, 0)
+
+    def _store(self, chunk: Chunk) -> None:
         if _is_stream(chunk.name):
             with tree.open_parent(self._run_dir, chunk.name, create=True) as (parent, last):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                descriptor = os.open(last, flags, chunk.mode | 0o200, dir_fd=parent)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(last, flags, chunk.mode | 0o600, dir_fd=parent)
                 try:
                     if os.fstat(descriptor).st_size > chunk.offset:
                         os.ftruncate(descriptor, chunk.offset)
                     _write_all(descriptor, chunk.data, chunk.offset)
+                    have = chunk.offset + len(chunk.data)
+                    self.known[chunk.name] = (_tail(descriptor, have), have)
                 finally:
                     os.close(descriptor)
-            self.known[chunk.name] = (0, chunk.offset + len(chunk.data))
             return
         self._parts.mkdir(exist_ok=True)
         part = self._parts / hashlib.sha256(os.fsencode(f"{chunk.name}\0{chunk.mtime_ns}")).hexdigest()[:24]
@@ -244,6 +295,11 @@ class EngineMirror:
     def close(self) -> None:
         """Remove what is left of files that never became complete."""
         shutil.rmtree(self._parts, ignore_errors=True)
+
+
+def _tail(descriptor: int, size: int) -> int:
+    """Return the checksum of the last bytes of a file of this size."""
+    return zlib.crc32(os.pread(descriptor, min(size, TAIL), max(0, size - TAIL)))
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

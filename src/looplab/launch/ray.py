@@ -108,6 +108,11 @@ class RaySlot:
     told: bool = False
     """Whether it was reported that its runs wait for resources."""
 
+    def awaits(self, call: tuple[Any, ...]) -> bool:
+        """Return whether a call is about a run that is not over; the host may have forgotten others."""
+        run = self.runs.get(call[1])
+        return run is not None and (call[0] != "start" or call[2].attempt == run.attempt)
+
 
 class RayExecutor(RemoteExecutor):
     """Runs trainers on a Ray cluster; see `Executor` for the contract. One thread makes all calls of Ray.
@@ -169,6 +174,11 @@ class RayExecutor(RemoteExecutor):
                 if ended is not None:
                     self._tell(Ended(spec.run_id, ended))
                     continue
+                noted = read_json(record_dir / "job.json") or {}
+                if noted.get("actor") and noted.get("attempt", 1) == spec.attempt:
+                    # An engine was killed after it had handed it over, and before that was in the ledger.
+                    self.adopt(spec.run_id, spec.run_dir, record_dir, spec.attempt)
+                    continue
                 self._slot_of[spec.run_id] = spec.slot.name
             env = {**self._env, **spec.env}
             placed = replace(spec, run_dir=_absolute(spec.run_dir), record_dir=record_dir, env=env)
@@ -208,6 +218,12 @@ class RayExecutor(RemoteExecutor):
     # -- the thread
 
     def _work(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # noqa: BLE001 (reported by `poll`)
+            self._fail(error)
+
+    def _loop(self) -> None:
         check_at = 0.0
         while True:
             timeout = min(CHECK_S, self._pauses[0][0] - time.monotonic()) if self._pauses else CHECK_S
@@ -236,13 +252,14 @@ class RayExecutor(RemoteExecutor):
         slot.runs[spec.run_id] = run
         noted = {"actor": slot.name, "slot": spec.slot.name, "attempt": spec.attempt}
         try:
+            content = self._content(spec)
             supervisor.atomic_write(f"{spec.record_dir}/job.json", json.dumps(noted))
-        except OSError as error:
-            now = time.time()
-            why = f"cannot write {spec.record_dir}: {error.strerror}"
-            self._finish(slot, run, Exit(None, reason="not started", message=why, started=now, ended=now))
+        except Exception as error:  # noqa: BLE001 (a full disk, a file that is gone, an object store that is full)
+            now, why = time.time(), f"cannot hand over {spec.record_dir}: {error}"
+            exit_ = Exit(None, reason="not started", message=why, started=now, ended=now, attempt=spec.attempt)
+            self._finish(slot, run, exit_)
             return
-        self._do(slot, ("start", spec.run_id, spec, after, *self._content(spec)), can_wait=after is not None)
+        self._do(slot, ("start", spec.run_id, spec, after, *content), can_wait=after is not None)
 
     def _content(self, spec: LaunchSpec) -> tuple[Any, ...]:
         """Return what a node without the lab's disk needs of a run: its folder, and a reference to its code."""
@@ -285,7 +302,6 @@ class RayExecutor(RemoteExecutor):
                 text = json.dumps({"node": slot.name, "folder": self._config.folder, "files": sorted(skipped)})
                 supervisor.atomic_write(f"{run.record_dir}/not_copied.json", text)
         slot.actor.forget.remote(run.run_id, str(run.run_dir), bool(skipped))
-        run.mirror.close()
         self._forget(slot, run)
         self._tell(Ended(run.run_id, run.exit))
 
@@ -379,6 +395,7 @@ class RayExecutor(RemoteExecutor):
             timer.start()
             return
         except Exception as error:  # noqa: BLE001 (whatever it is, the host does not work)
+            self._kill(slot)  # its runs must end before they are started elsewhere
             self._on_death(slot, str(error).strip().splitlines()[:1])
             return
         handle(slot, answer)
@@ -409,7 +426,8 @@ class RayExecutor(RemoteExecutor):
 
     def _exchange(self, slot: RaySlot) -> None:
         """Make the calls that wait, and ask for events."""
-        calls = [call for number in sorted(slot.unanswered) for call in slot.unanswered[number]] + slot.calls
+        again = [call for number in sorted(slot.unanswered) for call in slot.unanswered[number]]
+        calls = [call for call in again if slot.awaits(call)] + slot.calls
         slot.calls, slot.unanswered = [], {}
         slot.exchange += 1
         number = slot.exchange
@@ -460,6 +478,8 @@ class RayExecutor(RemoteExecutor):
             self._lost.pop(run.run_id, None)
         if slot is not None:
             slot.runs.pop(run.run_id, None)
+        if run.mirror is not None:
+            run.mirror.close()
 
     def _find(self, run_id: str) -> tuple[RaySlot, RayRun] | None:
         slot = self._slots.get(self._slot_of.get(run_id, ""))

@@ -12,9 +12,11 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,10 @@ class Host:
         self._cores = sorted(os.sched_getaffinity(0))
         self._events: deque[tuple[int, LaunchEvent]] = deque(maxlen=KEPT)
         self._seq = 0
+        self._events_lock = threading.Lock()
         self._calls: deque[tuple[Any, ...]] = deque()
         self._runs: set[str] = set()
+        self._started: dict[str, Started] = {}  # runs that have started and not ended
         self._uncopied: set[str] = set()  # runs whose folder no engine has copied yet
         self._called_at = time.monotonic()
         self._waiting = 0
@@ -110,10 +114,14 @@ class Host:
                     await asyncio.wait_for(self._news.wait(), left)
             if self._seq > after:
                 await asyncio.sleep(BUSY_GATHER_S if len(self._runs) > 1 else GATHER_S)
-            return [event for event in self._events if event[0] > after] if self._newest == mine else []
+            return self._events_after(after) if self._newest == mine else []
         finally:
             self._waiting -= 1
             self._called_at = time.monotonic()
+
+    def _events_after(self, number: int) -> list[tuple[int, LaunchEvent]]:
+        with self._events_lock:  # the other thread adds some meanwhile
+            return list(takewhile(lambda event: event[0] > number, reversed(self._events)))[::-1]
 
     def _supersede(self) -> int:
         """Let the exchange that waits return, and return the number of the next."""
@@ -122,6 +130,13 @@ class Host:
         return self._newest
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001 (a host that does not work must be gone: its runs end, and start elsewhere)
+            traceback.print_exc()
+            os._exit(1)
+
+    def _serve(self) -> None:
         while True:
             while self._calls:
                 self._call(*self._calls.popleft())
@@ -157,6 +172,8 @@ class Host:
             self._runs.add(run_id)
             if not self._executor.adopt(run_id, Path(run_dir), Path(record_dir), attempt):
                 self._tell(Rejected(run_id, None))
+            elif run_id in self._started:  # the engine before may not have heard of it
+                self._tell(self._started[run_id])
         elif what == "stop":
             self._executor.stop(run_id, *arguments)
         else:
@@ -180,13 +197,15 @@ class Host:
     def _tell(self, event: LaunchEvent) -> None:
         if isinstance(event, Started):
             place = Place(os.uname().nodename, event.pid, None, tuple(self._devices), tuple(self._cores))
-            event = replace(event, place=place)
+            event = self._started[event.run_id] = replace(event, place=place)
         if isinstance(event, Ended | Rejected):
             self._runs.discard(event.run_id)
+            self._started.pop(event.run_id, None)
         if isinstance(event, Rejected) or (isinstance(event, Ended) and event.exit.reason == "not started"):
             self._uncopied.discard(event.run_id)
-        self._seq += 1
-        self._events.append((self._seq, event))
+        with self._events_lock:
+            self._events.append((self._seq + 1, event))
+            self._seq += 1
         if not self._news.is_set():  # `exchange` clears it before it looks at the number
             self._loop.call_soon_threadsafe(self._news.set)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from looplab.errors import LabError
 from looplab.launch.base import Ended, LaunchEvent, LaunchSpec, Rejected, claim_name
 from looplab.launch.local import read_exit, read_json
 from looplab.runs.folder import record_folder
@@ -63,6 +64,12 @@ class RemoteExecutor:
         self._events: deque[LaunchEvent] = deque()
         self._lock = threading.RLock()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._failure: Exception | None = None
+
+    def _fail(self, error: Exception) -> None:
+        """Let the next `poll` report that the thread of the executor has ended: nothing would happen any more."""
+        self._failure = error
+        self.wake()
 
     def _tell(self, event: LaunchEvent) -> None:
         self._events.append(event)
@@ -76,6 +83,11 @@ class RemoteExecutor:
         found = []
         while self._events:
             found.append(self._events.popleft())
+        if self._failure is not None and not found:
+            why = str(self._failure).strip().splitlines()[:1] or [type(self._failure).__name__]
+            raise LabError(
+                f"the executor has failed: {why[0]}", hint="trainings that run continue; `looplab resume` adopts them"
+            ) from self._failure
         return found
 
     def wake(self) -> None:

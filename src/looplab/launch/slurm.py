@@ -12,6 +12,7 @@ and the answer finds the job by that name. If it is submitted twice all the same
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -51,6 +52,10 @@ COALESCE_S = 0.02
 """Seconds to wait for more starts before runs are submitted, so that they become one array."""
 MAX_ARRAY = 1000
 """Runs in one array; Slurm's own default limit is 1001."""
+MAX_SECRETS = 100_000
+"""Characters of the secrets of one array: Linux allows 128 KiB for a variable."""
+NOT_EXECUTABLE = (errno.E2BIG, errno.EACCES, errno.ENOEXEC)
+"""Errors of the system after which the same command fails again."""
 LOOK_S = 0.05
 """Seconds between two looks into the folders, for up to 100 runs."""
 COMMAND_S = 60.0
@@ -349,6 +354,9 @@ class SlurmExecutor(RemoteExecutor):
                 if self._closed:
                     return
                 time.sleep(LOOK_S)  # a full or unreachable disk: the next look may succeed
+            except Exception as error:  # noqa: BLE001 (reported by `poll`)
+                self._fail(error)
+                return
 
     def _end(self, job: SlurmJob, exit_: Exit) -> None:
         with self._lock:
@@ -366,6 +374,10 @@ class SlurmExecutor(RemoteExecutor):
             return 1, "", f"{argv[0]} timed out"
         except FileNotFoundError:
             return 127, "", f"{argv[0]} is not on PATH: is this a machine of a Slurm cluster?"
+        except OSError as error:
+            if error.errno not in NOT_EXECUTABLE:
+                raise
+            return 126, "", f"{argv[0]} cannot be executed: {error.strerror}"
         return done.returncode, done.stdout, done.stderr.strip()
 
     # -- submitting
@@ -383,18 +395,31 @@ class SlurmExecutor(RemoteExecutor):
             sort = (needs.devices, needs.cores, needs.memory_mb, needs.time_s, str(needs.constraints), job.attempt)
             alike.setdefault((*sort, int(job.spec.grace)), []).append(job)
         for group in alike.values():
-            size = MAX_ARRAY if self._config.array else 1
-            for first in range(0, len(group), size):
-                self._submit(group[first : first + size])
+            array: list[SlurmJob] = []
+            room = MAX_SECRETS
+            for job in group:
+                assert job.spec is not None
+                length = len(json.dumps(_secrets(job.spec)))
+                if array and (not self._config.array or len(array) >= MAX_ARRAY or length > room):
+                    self._submit(array)
+                    array, room = [], MAX_SECRETS
+                array.append(job)
+                room -= length
+            self._submit(array)
 
     def _submit(self, jobs: list[SlurmJob]) -> None:
         """Submit runs with equal needs as one job or one array."""
+        with self._lock:  # those that were cancelled meanwhile are not submitted, and the others cannot be any more
+            jobs = [job for job in jobs if self._jobs.get(job.run_id) is job]
+            key = job_key([job.record_dir for job in jobs], jobs[0].attempt) if jobs else ""
+            for index, job in enumerate(jobs):
+                job.key, job.index = key, index if len(jobs) > 1 else None
+        if not jobs:
+            return
         specs = [job.spec for job in jobs if job.spec is not None]
-        key = job_key([job.record_dir for job in jobs], jobs[0].attempt)
         secrets: dict[str, dict[str, Any]] = {}
-        for index, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
+        for job, spec in zip(jobs, specs, strict=True):
             secrets |= _write_request(job, spec, sorted(self._env))
-            job.key, job.index = key, index if len(jobs) > 1 else None
             self._note_job(job)
         # sbatch passes on its own environment (`--export=ALL`), so it gets exactly what runs get. A list of names would
         # make Slurm load the user's login environment on the node, which is slow, and fails at some sites.
@@ -488,7 +513,7 @@ class SlurmExecutor(RemoteExecutor):
                 str(process.get("host") or "?"), process["pid"], job.id,
                 _texts(process.get("devices")), _numbers(process.get("cores")),
             )  # fmt: skip
-            self._tell(Started(job.run_id, place, clock.now()))
+            self._tell(Started(job.run_id, place, _start_of(job, process)))
 
     # -- asking
 
@@ -526,6 +551,8 @@ class SlurmExecutor(RemoteExecutor):
                     job.over_at = None
                 if job.state == "PENDING" and why not in ("", "None"):
                     self._tell_queued(job, why)
+            elif job.spec is not None and job.id is None:
+                continue  # sbatch was asked to try again later
             elif now - max(job.since, job.asked_at) > UNKNOWN_S:
                 job.state = ""
                 job.over_at = now if job.over_at is None else job.over_at
@@ -581,19 +608,13 @@ def _write_request(job: SlurmJob, spec: LaunchSpec, passed: Sequence[str]) -> di
     Args:
         passed: Names of the variables of the engine that the job gets.
     """
-    argv = list(spec.argv)
-    hidden: dict[str, Any] = {}
-    if spec.secrets:
-        hidden["env"] = {name: spec.env[name] for name in spec.secrets if name in spec.env}
-    if redact_argv(argv) != argv:
-        hidden["argv"], argv = argv, redact_argv(argv)
     request = {
         "id": spec.run_id,
         "dir": str(job.run_dir),
         "record": str(job.record_dir),
         "attempt": spec.attempt,
         "path": spec.path,
-        "argv": argv,
+        "argv": redact_argv(spec.argv),
         "env": {
             **{name: value for name, value in spec.env.items() if name not in spec.secrets},
             "LOOPLAB_RUN_DIR": str(job.run_dir),
@@ -606,7 +627,26 @@ def _write_request(job: SlurmJob, spec: LaunchSpec, passed: Sequence[str]) -> di
         "label": str(job.run_dir),
     }
     supervisor.atomic_write(str(job.record_dir / "launch.json"), json.dumps(request))
+    return _secrets(spec)
+
+
+def _secrets(spec: LaunchSpec) -> dict[str, dict[str, Any]]:
+    """Return what must not be written to `launch.json`, by run: variables, and the command if it has a secret in it."""
+    argv = list(spec.argv)
+    hidden: dict[str, Any] = {}
+    if spec.secrets:
+        hidden["env"] = {name: spec.env[name] for name in spec.secrets if name in spec.env}
+    if redact_argv(argv) != argv:
+        hidden["argv"] = argv
     return {spec.run_id: hidden} if hidden else {}
+
+
+def _start_of(job: SlurmJob, process: Mapping[str, Any]) -> float:
+    """Return when a run started: now, or if it was adopted, what its node says, whose clock may differ a little."""
+    now, noted = clock.now(), process.get("started")
+    if job.spec is None and isinstance(noted, int | float) and 0.0 < noted < now:
+        return float(noted)
+    return now
 
 
 def _asks_slurm(ended: Exit) -> bool:

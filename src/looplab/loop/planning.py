@@ -283,8 +283,9 @@ class Planner:
     def _follow_up(self, free: int) -> None:
         """Plan what the open round still needs: replicates for the judge, and requeued runs."""
         wants = self._study_judge.requests if self._study_judge is not None else ()
-        watches = bool(self._setup.study.watch)
-        requeued = [row for row in self._study.requeued(AHEAD) if watches or row.proposer != Origin.WATCH]
+        requeued = self._study.requeued(AHEAD)
+        if not self._setup.study.watch and any(row.proposer == Origin.WATCH for row in requeued):
+            requeued = self._study.waiting(AHEAD, Origin.AGAIN)  # those of rules that are gone stay where they are
         if not wants and not requeued:
             return
         room = self._room()

@@ -18,7 +18,7 @@ def with_spread(value: float, spread: float) -> str:
     if not isfinite(spread) or spread <= ROUNDING * abs(value):
         return f"{value:.4g}"
     size = floor(log10(spread) + 1e-9)
-    decimals = (spread / 10.0**size < 2.0) - size
+    decimals = (spread < 2.0 * 10.0**size) - size
     if not 0 <= decimals <= 9:
         return f"{value:.4g} ± {spread:.2g}"
     return f"{value:.{decimals}f} ± {spread:.{decimals}f}"

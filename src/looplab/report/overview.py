@@ -274,7 +274,7 @@ def study_overview(
         ),
         running=_live(record, running),
         queue=queue,
-        blocked=_blocked(engine=engine, paused=paused, running=len(running)) if queue else "",
+        blocked=_blocked(engine=engine, paused=paused, held=len(running) + counts.get("queued", 0)) if queue else "",
         verdicts=judge.judgements[-LATEST:][::-1] if judge is not None else (),
     )
 
@@ -331,7 +331,7 @@ def _needs(
     ended_early = record.failed_because() if engine is None else None
     if ended_early:
         found.append(Need("ended early", text=wording.cut(wording.plain(ended_early), MAX_TEXT)))
-    unfinished = counts.get("running", 0) + counts.get("planned", 0)
+    unfinished = sum(counts.get(state, 0) for state in ("planned", "queued", "running"))
     if engine is None and unfinished:
         found.append(Need("unfinished", unfinished))
     elif engine is None and record.count_waiting():
@@ -417,12 +417,17 @@ def _text(words: str) -> str:
     return wording.cut(wording.plain(words), MAX_TEXT)
 
 
-def _blocked(*, engine: int | None, paused: bool, running: int) -> str:
+def _blocked(*, engine: int | None, paused: bool, held: int) -> str:
+    """Return why nothing of the queue starts.
+
+    Args:
+        held: Runs that hold a slot: they run, or wait at a scheduler.
+    """
     if engine is None:
         return t("no engine is running")
     if paused:
         return t("paused")
-    return t("all slots are busy") if running else t("about to start")
+    return t("all slots are busy") if held else t("about to start")
 
 
 def describe_left(forecast: BudgetForecast) -> str:

@@ -41,6 +41,7 @@ OWN = frozenset({".looplab", "outputs"})
 """Top-level folders of a lab that contain no code."""
 PREFIX = "tree-"
 TEMPORARY = ".tree-"
+DAMAGED = ".damaged-"
 
 
 @dataclass(slots=True)
@@ -107,18 +108,27 @@ class FrozenTree:
         except (OSError, LabError):
             return False
 
-    def added(self) -> list[str]:
-        """Return files that a run has created or changed in the tree; bytecode does not count."""
-        found = []
-        for top, folders, names in os.walk(self.path):
+    def added(self, place: Path | None = None) -> list[str]:
+        """Return files that a run has created or changed in the tree; bytecode does not count.
+
+        Args:
+            place: Where the tree is; None: at its own path.
+        """
+        root, found = place or self.path, []
+        for top, folders, names in os.walk(root):
             folders[:] = [name for name in folders if name != "__pycache__"]
             for name in names:
-                relative = os.path.normpath(os.path.relpath(os.path.join(top, name), self.path))
-                if os.path.islink(os.path.join(top, name)):
-                    continue
-                if relative not in self.files or _hash(self.path, relative) != self.files[relative]:
+                relative = os.path.normpath(os.path.relpath(os.path.join(top, name), root))
+                if not os.path.islink(os.path.join(top, name)) and not self._is_copy(root, relative):
                     found.append(relative)
         return sorted(found)
+
+    def _is_copy(self, root: Path, name: str) -> bool:
+        """Return whether a file below a folder is the copy of this name, unchanged."""
+        try:
+            return name in self.files and _hash(root, name) == self.files[name]
+        except (OSError, LabError):  # a socket, or not readable
+            return False
 
 
 class FrozenCode:
@@ -197,8 +207,10 @@ class FrozenCode:
         except OSError:
             return []
         for entry in entries:
-            found = self._read(f"{SHARED}/{entry}.json") if entry.startswith(PREFIX) and entry not in kept else None
-            if found is not None and (files := found.added()):
+            name, damaged, _ = entry.partition(DAMAGED)
+            is_over = entry.startswith(PREFIX) and (damaged or entry not in kept)
+            found = self._read(f"{SHARED}/{name}.json") if is_over else None
+            if found is not None and (files := found.added(self._study / SHARED / entry)):
                 added += [f"{SHARED}/{entry}/{name}" for name in files]
             elif found is not None or entry.startswith(TEMPORARY):
                 self._trees.pop(f"{SHARED}/{entry}.json", None)
@@ -245,7 +257,7 @@ class FrozenCode:
                 copied.chmod(stat.S_IMODE(copied.stat().st_mode) & ~0o222)
             self._link(frozen, building)
             if os.path.lexists(frozen.path):  # a run, or a crash of the machine, has damaged it
-                os.rename(frozen.path, f"{frozen.path}.damaged-{secrets.token_hex(4)}")
+                os.rename(frozen.path, f"{frozen.path}{DAMAGED}{secrets.token_hex(4)}")
             os.rename(building, frozen.path)
         finally:
             shutil.rmtree(building, ignore_errors=True)

@@ -159,7 +159,7 @@ def test_a_bad_edit_is_told_and_writes_nothing(lab, arguments: list[str], word: 
 def test_a_proposal_waits_and_is_run(lab) -> None:
     done = lab("propose", "--change", "train.lr@set=0.3", "--reason", "near the best", "--hypothesis", "lower loss")
     assert "is queued (1 waiting)" in done.out
-    assert "1 proposal(s) waiting" in lab("status").out
+    assert "1 proposal waiting" in lab("status").out
     lab("run", "--concurrency", "1")
     run = lab.all("run.json")[1]
     assert (run["proposer"], run["reason"], run["hypothesis"]) == ("person", "near the best", "lower loss")

@@ -356,7 +356,7 @@ def test_a_deleted_ledger_is_rebuilt_from_the_folders(done) -> None:
     before = facts(done)
     for path in (done.folder / ".looplab").glob("ledger.db*"):
         path.unlink()
-    assert "study toy: 3 run(s) rebuilt from their folders" in done("reindex").out
+    assert "study toy: 3 runs rebuilt from folders" in done("reindex").out
     assert facts(done) == before
     assert "the record is whole" in done("verify").out
 
@@ -426,7 +426,7 @@ def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
     gone = done.runs()[1]
     shutil.rmtree(gone)
     out = done("reindex").out
-    assert f"1 run(s) no longer have a folder and are lost: {gone.name}" in out
+    assert f"1 run without a folder, lost: {gone.name}" in out
     data = json.loads(done.ask("SELECT data FROM events WHERE kind='reindexed'")[0][0])
     assert (data["runs"], data["recovered"], data["gone"]) == ({"toy": 2}, 0, {"toy": [gone.name]})
     out = done("verify").out
@@ -437,7 +437,7 @@ def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
 def test_a_ledger_without_its_journal_begins_a_new_chain_and_says_so(done) -> None:
     shutil.rmtree(done.folder / ".looplab")
     assert "3 run folder(s) but no runs in the ledger; `looplab reindex`" in done("status").out
-    assert "5 run(s) and proposals missing from the chain" in done("reindex").out
+    assert "5 runs and proposals not in the chain" in done("reindex").out
     out = done("verify").out
     assert "5 entries were restored from folders" in out
     assert "the chain is new: nothing before it is proven" in out

@@ -74,8 +74,9 @@ def test_a_table_of_top_has_reasons_where_there_is_room(width: int) -> None:
 
 
 def test_a_study_that_is_done_says_how_to_continue() -> None:
-    assert how_to_continue("all 3 round(s) are done") == "; `looplab run --rounds 4` would continue"
-    assert how_to_continue("all 20 run(s) are done, 2 of them submitted commands").endswith("--runs 21` would continue")
+    assert how_to_continue("all 3 rounds are done") == "; `looplab run --rounds 4` would continue"
+    assert how_to_continue("all 20 runs are done, 2 of them submitted commands").endswith("--runs 21` would continue")
+    assert how_to_continue("1 run is done") == "; `looplab run --runs 2` would continue"
     assert how_to_continue("stopped by a person") == ""
 
 

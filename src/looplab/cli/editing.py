@@ -25,6 +25,7 @@ from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
+from looplab.report.wording import plural
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
@@ -86,7 +87,8 @@ def check(
         if json:
             continue
         output.say(
-            f"study {study.name}: {len(setup.bases)} base config(s), {len(study.knobs)} knob(s), {queued} queued"
+            f"study {study.name}: {plural(len(setup.bases), 'base config')}, {plural(len(study.knobs), 'knob')}, "
+            f"{queued} queued"
         )
         for note in setup.notes:
             output.say(f"  note: {note}")

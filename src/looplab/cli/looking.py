@@ -28,6 +28,7 @@ from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.measure.digits import with_spread
 from looplab.pipeline.overview import pipelines_of
+from looplab.report.wording import plural
 from looplab.runs import folder as run_folder
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_folder, run_folders, study_folder
@@ -63,24 +64,28 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         if ledger is None or not facts["counts"]:
             folders = len(list(run_folders(study_folder(lab.folder, study.name))))
             if folders and facts["engine"] is None:
-                output.say(f"  {folders} run folder(s) but no runs in the ledger; `looplab reindex` rebuilds it\n")
+                output.say(
+                    f"  {plural(folders, 'run folder')} but no runs in the ledger; `looplab reindex` rebuilds it\n"
+                )
                 continue
-            waiting = f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else ""
+            waiting = f"; {plural(facts['waiting'], 'proposal')} waiting" if facts["waiting"] else ""
             output.say(f"  no runs yet{waiting}; `looplab plan` shows what would run, `looplab run` runs it\n")
             continue
         used, agents = facts["used"], Account.from_dict(facts["agents"])
         output.say("  " + ", ".join(f"{number} {state}" for state, number in sorted(facts["counts"].items())))
         output.say(
-            f"  used: {used['rounds']} round(s), {used['runs']} run(s), {format_seconds(used['wall'])} wall,"
-            f" {used['device_hours']:.3g} device-hours"
+            f"  used: {plural(used['rounds'], 'round')}, {plural(used['runs'], 'run')}, "
+            f"wall clock {format_seconds(used['wall'])}, device hours {used['device_hours']:.3g}"
             + (f", agents: {agents.tokens:,} tokens and ${agents.usd:.2f}" if agents.calls else "")
-            + (f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else "")
+            + (f"; {plural(facts['waiting'], 'proposal')} waiting" if facts["waiting"] else "")
         )
         judged = facts["judge"]
         if judged:
             output.say(f"  {judged['headline']}")
             for test in judged["tests"]:
-                output.say(f"  under test: {test['run']}, {test['runs']} run(s), {test['look']} look(s) so far")
+                output.say(
+                    f"  under test: {test['run']}, {plural(test['runs'], 'run')}, {plural(test['look'], 'look')} so far"
+                )
         elif facts["best"]:
             best = facts["best"]
             ties = facts["tie_break"]
@@ -98,8 +103,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
-                f"  {facts['not_comparable']} run(s) were measured with a different objective than lab.yaml's: "
-                "`looplab remeasure` reads them again"
+                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with a different objective than "
+                "lab.yaml's: `looplab remeasure` reads again"
             )
         if facts["place"]:
             output.say(f"  {facts['place']}")
@@ -153,7 +158,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
 
 def _show_pipelines(pipelines: Sequence[dict[str, Any]], suites: Sequence[dict[str, Any]]) -> None:
     if pipelines:
-        output.say(f"pipelines: {len(pipelines)} run folder(s)")
+        output.say(f"pipelines: {plural(len(pipelines), 'run folder')}")
         states = [", ".join(f"{row['stage']} {row['state']}" for row in run["stages"]) for run in pipelines]
         shown = [(run["study"], run["folder"], state) for run, state in zip(pipelines, states, strict=True)]
         output.table(("study", "folder", "stages"), shown[-LATEST:])

@@ -337,7 +337,8 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     when = _when(run.created)
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
     how = f" (exit code {run.exit_code})" if run.exit_code else f" (signal {run.signal})" if run.signal else ""
-    output.say(f"  {_status_word(run)}{how}" + (f" in {format_seconds(run.seconds)}" if run.seconds else ""))
+    duration = f" {'in' if run.state == 'ended' else 'for'} {format_seconds(run.seconds)}" if run.seconds else ""
+    output.say(f"  {_status_word(run)}{how}{duration}")
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
@@ -430,12 +431,17 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
                 text = "".join(stream.portions(final=True))
                 output.print_json({"run": run.id, "path": str(path), "log": text})
                 return
-            over = False
+            over = printed = False
             while not over:
                 # Check before reading the log to its end. `exit.json` exists even if no engine has updated the ledger.
                 over = not follow or (path.parent / "exit.json").exists() or context.record.run(run.id).state == "ended"
-                if not output.show_growth(stream, final=over) and not over:
+                grown = output.show_growth(stream, final=over)
+                printed = printed or grown
+                if not grown and not over:
                     time.sleep(0.1)
+            if not printed:
+                yet = "" if context.record.run(run.id).state == "ended" else " yet"
+                output.warn(f"run {run.id} ({run.status or run.state}) has printed nothing{yet}")
     except UntrustedError as error:
         raise LabError(str(error), file=path) from error
 
@@ -443,14 +449,19 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
 def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:
     context: LabContext | None = None
     sides = []
+    names = []
     arguments: list[str | None] = []
     for side in (a, b):
         if Path(side).is_file():
             sides.append(read_config(Path(side)))
+            names.append(side)
             arguments.append(None)
         else:
+            if Path(side).suffix or os.sep in side:  # the name of a file, not of a run
+                read_config(Path(side))
             context = context or open_context(folder, name, reading=True)
             run = context.record.run(side)
+            names.append(run.id)
             sides.append(context.record.config_of(run, context.outputs / run.id))
             extra = run_folder.read_json(context.outputs / run.id, "run.json", strict=False).get("extra") or []
             arguments.append(shlex.join(map(str, extra)) or None)
@@ -459,13 +470,13 @@ def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> N
         from looplab.report.facts import ARGUMENTS
 
         sides_of = zip(("old", "new"), arguments, strict=True)
-        changes[ARGUMENTS] = {name: text for name, text in sides_of if text is not None}
+        changes[ARGUMENTS] = {side: text for side, text in sides_of if text is not None}
     if json:
-        output.print_json({"a": a, "b": b, "changes": changes})
+        output.print_json({"a": names[0], "b": names[1], "changes": changes})
     elif not changes:
         output.say("the configs are the same")
     else:
-        _show_diff(changes, a, b)
+        _show_diff(changes, *names)
 
 
 def _show_diff(changes: dict[str, Any], a: str, b: str) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # slow imports, which most calls of `status` do not need
 
 LATEST = 8
 """Runs in the table of `status`, and unusable agent calls in its JSON."""
+RECENT = 12 * LATEST
+"""Runs among which the latest are found that are not replicates."""
 
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
@@ -122,7 +124,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  ALARM: {alarm}")
         record = StudyLedger(ledger, study.name)
         unfinished = record.runs(state="queued") + record.runs(state="running")
-        rows = {run.id: run for run in unfinished + record.runs(limit=LATEST)}
+        recent = record.runs(limit=RECENT if judged else LATEST)
+        ideas = [run for run in recent if run.role not in (Role.REPLICATE, Role.CONFIRMATION)] if judged else recent
+        rows = {run.id: run for run in unfinished + ideas[-LATEST:]}
         output.table(
             (
                 *("run", "round", "by", "slot", "status", facts["metric"] or "objective"),
@@ -146,7 +150,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         )
         count = sum(facts["counts"].values())
         if count > len(rows):
-            output.say(f"  the latest {len(rows)} of {count} runs; all of them: `looplab ui`, `looplab report`")
+            left_out = ", without replicates that have ended" if len(ideas) < len(recent) else ""
+            output.say(
+                f"  the latest {len(rows)} of {count} runs{left_out}; all of them: `looplab ui`, `looplab report`"
+            )
         output.say()
         if not facts["engine"] and any(facts["counts"].get(state) for state in ("planned", "queued", "running")):
             output.say("  unfinished runs: `looplab resume` adopts those still alive and continues\n")

@@ -204,7 +204,8 @@ def _table_of_records(
     if title is not None:
         console.print(Text(title, style="italic"))
     for row in rows:
-        console.print(Text(row[0], style="bold"))
+        if row[0]:  # empty: another row of the one above
+            console.print(Text(row[0], style="bold"))
         line = Text()
         for name, cell in zip(columns[1:], row[1:], strict=True):
             if cell in ("", "-"):

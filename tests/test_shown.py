@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,12 @@ def test_pointers_and_the_lab_book_may_hold_any_bytes(tmp_path: Path) -> None:
     assert folder.pointed(tmp_path, "LATEST") is None
     (tmp_path / labbook.NAME).write_bytes(b"l\xe9gende\n- x | run 0001-a | kept | - | -\n")
     assert labbook.missing(tmp_path, ["0001-a", "0002-b"]) == ["0002-b"]
+
+
+def test_counts_are_written_in_singular_or_plural() -> None:
+    """`1 run`, `2 runs`: never `1 run(s)`."""
+    source = Path(output.__file__).parents[1]
+    places = (source / "cli", source / "report", source / "ui", source / "loop")
+    files = [file for place in places for file in place.rglob("*.py") if file.name != "engine.py"]
+    lines = [(file.name, line) for file in files for line in file.read_text().splitlines()]
+    assert [found for found in lines if re.search(r"[a-z]\(s\)", found[1])] == []

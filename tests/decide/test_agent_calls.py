@@ -298,11 +298,11 @@ def test_a_submitted_command_that_was_refused_is_in_the_question(lab: Lab) -> No
     jobs = StudyLedger(lab.study.ledger, "s.jobs")
     number = jobs.propose("job", ['argv@new=["python", "train.py"]'], "mine")
     assert number is not None
-    assert refuse(jobs, number, "the budget of 3 run(s) is used")
+    assert refuse(jobs, number, "the budget of 3 runs is used")
     lab.answers = [answer("x@set=2")]
     lab.propose(lab.proposer())
     assert "train.py" in lab.prompts[0]
-    assert "the budget of 3 run(s) is used" in lab.prompts[0]
+    assert "the budget of 3 runs is used" in lab.prompts[0]
 
 
 def test_the_prompt_of_the_drone_recipe_has_places_for_all_of_it() -> None:

@@ -103,7 +103,7 @@ def test_the_summaries_are_written_as_json_and_shown_as_a_table(lab, outputs: Pa
     ]
     assert [path.name for path in (lab.folder / ".tmp/new").iterdir()] == ["summary.json"]
     assert "20 / 30" in out
-    assert "4 run(s) written to .tmp/new/summary.json" in out
+    assert "4 runs written to .tmp/new/summary.json" in out
     assert "the newest 4 of 7 folders" in out
 
 

@@ -76,7 +76,7 @@ def test_detach_says_who_runs_and_where_the_log_is(lab) -> None:
     lab.until_at_work()
     lab.open_gate()
     lab("attach", code=None)  # ends with the engine, which may have ended already
-    assert "round 1: 1 run(s)" in Path(told["log"]).read_text()
+    assert "round 1: 1 run" in Path(told["log"]).read_text()
 
 
 def test_a_study_that_cannot_run_is_refused_before_it_is_detached(lab) -> None:

@@ -159,7 +159,7 @@ def test_a_bad_edit_is_told_and_writes_nothing(lab, arguments: list[str], word: 
 def test_a_proposal_waits_and_is_run(lab) -> None:
     done = lab("propose", "--change", "train.lr@set=0.3", "--reason", "near the best", "--hypothesis", "lower loss")
     assert "is queued (1 waiting)" in done.out
-    assert "1 proposal(s) waiting" in lab("status").out
+    assert "1 proposal waiting" in lab("status").out
     lab("run", "--concurrency", "1")
     run = lab.all("run.json")[1]
     assert (run["proposer"], run["reason"], run["hypothesis"]) == ("person", "near the best", "lower loss")
@@ -222,7 +222,7 @@ def test_check_shows_the_knobs_and_writes_nothing(lab) -> None:
     before = lab.tree()
     out = lab("check").out
     assert re.search(r"train\.lr +float, 0\.001 … 1, log +0\.1", out)
-    assert "1 queued" in out
+    assert "1 proposal in queue.yaml" in out
     assert "all is well" in out
     told = lab("check", "--json").json()
     assert told["studies"][0]["knobs"]["configs/base.json"]["train.lr"] == 0.1
@@ -246,3 +246,13 @@ def test_check_takes_other_configs_and_modes(lab) -> None:
     lab.base("other.json", train={"lr": 0.5})
     told = lab("check", "--cfgs", "other.json", "--mode", "quick", "--json").json()
     assert told["studies"][0]["bases"] == ["other.json"]
+
+
+def test_check_names_knobs_and_proposals_that_are_misspelt(lab) -> None:
+    lab.queue("train.rl@set=0.2", "train.lr@set=0.3")
+    lab.configure(knobs={"train.lr": {"type": "float", "low": 0.001, "high": 1}, "train.sead": {"type": "int"}})
+    out = lab("check").out
+    assert "WARNING: no base config has the knob train.sead; did you mean " in out
+    assert "WARNING: queue.yaml: train.rl@set=0.2 will be rejected: train.rl is not a knob" in out
+    assert out.count("will be rejected") == 1
+    assert "all is well" not in out

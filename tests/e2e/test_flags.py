@@ -89,7 +89,7 @@ def test_new_configs_count_their_rounds_from_now(lab) -> None:
     lab(*call)
     assert [about["base"] for about in lab.all("run.json")][2:] == ["new.json"]
     done = lab(*call, code=1)  # the same call once more has nothing left to do, and says so
-    assert "new.json was run before and is not run again (see --again): all 1 round(s) are done" in done.out
+    assert "new.json was run before and is not run again (see --again): 1 round is done" in done.out
     assert len(lab.runs()) == 3
     lab("resume")
     assert len(lab.runs()) == 3
@@ -102,7 +102,7 @@ def test_a_named_config_without_room_is_not_run_and_that_is_a_failure(lab) -> No
     done = lab("run", "--cfgs", "new.json", "--json", code=1)
     last = done.lines()[-1]
     assert last["not_run"] == ["new.json was not run (give it room with --rounds or --runs)"]
-    assert last["why"] == "all 1 round(s) are done"
+    assert last["why"] == "1 round is done"
     assert "new.json was not run" in lab("run", "--cfgs", "new.json", code=1).out
 
 

@@ -38,7 +38,7 @@ def imported(lab: Any) -> list[tuple[Any, ...]]:
 
 def test_recorded_runs_become_runs_of_the_study_and_are_marked_everywhere(lab: Any, autopilot: Path) -> None:
     done = lab("import", autopilot)
-    assert "5 run(s) imported" in done.out
+    assert "5 runs imported" in done.out
     for n in (6, 7, 8):
         assert f"not imported: {autopilot}/2025-01-0{n}T000000Z: it has no trainer_summary.json" in done.out
     rows = imported(lab)
@@ -87,9 +87,9 @@ def test_secrets_of_other_tools_are_not_copied(lab: Any, autopilot: Path) -> Non
 def test_importing_again_imports_nothing_twice(lab: Any, autopilot: Path) -> None:
     lab("import", autopilot)
     again = lab("import", autopilot)
-    assert "0 run(s) imported, 5 already known" in again.out
+    assert "0 runs imported, 5 already known" in again.out
     moved = autopilot.rename(autopilot.with_name("moved"))
-    assert "0 run(s) imported, 5 already known" in lab("import", moved).out
+    assert "0 runs imported, 5 already known" in lab("import", moved).out
     (moved / "2025-01-01T000000Z" / "trainer_summary.json").write_text('{"metrics": {"loss": 0.1}}')
     lab("import", moved)
     assert len(imported(lab)) == 6  # moved and changed: another run
@@ -98,7 +98,7 @@ def test_importing_again_imports_nothing_twice(lab: Any, autopilot: Path) -> Non
 def test_a_dry_run_writes_nothing(lab: Any, autopilot: Path) -> None:
     before = lab.tree()
     done = lab("import", autopilot, "--dry-run")
-    assert "5 run(s) would be imported" in done.out
+    assert "5 runs would be imported" in done.out
     assert lab.tree() == before
 
 
@@ -150,7 +150,7 @@ def test_the_tables_are_rebuilt_with_imported_runs(lab: Any, autopilot: Path) ->
     lab("reindex")
     assert lab.ask("SELECT id, n, round, role, status, objective, point FROM runs ORDER BY n") == before
     assert lab.ask("SELECT n FROM rounds") == rounds
-    assert "0 run(s) imported, 5 already known" in lab("import", autopilot).out
+    assert "0 runs imported, 5 already known" in lab("import", autopilot).out
     assert "whole" in lab("verify").out
 
 
@@ -237,7 +237,7 @@ def test_hostile_folders_are_named_and_harm_nothing(lab: Any, tmp_path: Path) ->
     (good / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     (good / "config.json").write_text('{"train": {"lr": NaN, "batch": "\\u001b[2J"}}')
     done = lab("import", tmp_path / "bad")
-    assert "1 run(s) imported" in done.out
+    assert "1 run imported" in done.out
     assert done.out.count("not imported: ") >= 3
     assert "\x1b[2J" not in done.out + lab("show", "1").out
     assert "whole" in lab("verify").out

@@ -55,7 +55,7 @@ def test_good_versions_are_merged_a_broken_one_is_mended_and_a_cheat_is_void(ver
     assert re.search(r"v2 \*\s+merged\s+\S+ 0\.8\d+\s+keep", versions("status").out)
     table = versions("iterate", "status").out
     assert re.search(r"v2 \*\s+merged\s+1\s+7 ok, 1 warning\s+0\.8\d+ \[0\.8\d*, 0\.8\d+\]\s+keep\s+looplab/v2", table)
-    assert "4 agent call(s)" in table
+    assert "4 agent calls" in table
     versions("tour")
     check_tour((versions.folder / "outputs/tour.html").read_text())
 

@@ -52,6 +52,11 @@ def test_a_finished_study_shows_its_champion_with_its_mean_and_how_sure_that_is(
 
     status = judged("status").out
     assert f"Champion {champion} is better than the base by" in status
+    assert sorted(line.split()[0] for line in rows(status) if line[0] != " ") == sorted(
+        line.split()[0] for line in table
+    )
+    assert "the latest 3 of " in status
+    assert "runs, without replicates that have ended" in status
     told = judged("status", "--json").json()["studies"][0]["judge"]
     assert told["champion"] == champion
     assert told["gain"]["effect"] == pytest.approx(0.4, abs=0.1)

@@ -74,7 +74,7 @@ def test_what_was_planned_is_what_is_run(lab) -> None:
 def test_plan_counts_what_the_budget_leaves(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     lab("run", "--runs", "1")
-    assert "no runs would be planned: all 1 run(s) are done" in lab("plan", "--runs", "1").out
+    assert "no runs would be planned: 1 run is done" in lab("plan", "--runs", "1").out
     assert len(lab("plan", "--runs", "2", "--json").json()["runs"]) == 1
 
 
@@ -186,7 +186,7 @@ def test_plan_says_that_an_agent_will_be_asked_and_does_not_ask(lab) -> None:
     asked = {"cli": "command", "command": ["touch", str(lab.aside / "asked")]}
     lab.configure(proposers=[{"agent": asked}], round_size=3)
     before = lab.tree()
-    assert "the agent (command) will be asked; up to 2 run(s)" in lab("plan").out
+    assert "the agent (command) will be asked; up to 2 runs" in lab("plan").out
     told = lab("plan", "--json").json()
     assert told["asks"] == [{"proposer": "agent", "cli": "command", "runs_at_most": 2}]
     assert [entry["by"] for entry in told["runs"]] == ["base"]
@@ -211,7 +211,7 @@ def test_submitted_commands_use_the_budget_that_plan_shows(lab) -> None:
     lab("submit", "--", "true")
     assert len(lab("plan", "--json").json()["runs"]) == 1
     lab("submit", "--again", "--", "true")
-    assert "no runs would be planned: all 2 run(s) are done, 2 of them submitted commands" in lab("plan").out
+    assert "no runs would be planned: all 2 runs are done, 2 of them submitted commands" in lab("plan").out
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_plan_takes_the_options_of_the_last_run_where_asked(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     assert "never run" in lab("plan", "--resume", code=2).err
     lab("run", "--runs", "1", "--mode", "quick")
-    assert "all 1 run(s) are done" in lab("plan", "--resume").out
+    assert "1 run is done" in lab("plan", "--resume").out
     assert len(lab("plan", "--json").json()["runs"]) == 2
     assert "leave out the others" in lab("plan", "--resume", "--runs", "2", code=2).err
 

@@ -175,7 +175,7 @@ def test_a_run_that_a_person_stopped_is_made_again(probed: Any, until: Any) -> N
     until(lambda: "4x8" in executed(probed), "the run that waits")
     engine.send(signal.SIGTERM)
     done = engine.ended(130)
-    assert "1 run(s) to go" in done.out
+    assert "1 run to go" in done.out
     assert "the probe is not done" in done.out
     assert not (probed.folder / "proposals" / "probe.json").exists()
     probed.open_gate()

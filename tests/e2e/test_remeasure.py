@@ -36,7 +36,7 @@ def test_corrected_sources_give_ended_runs_their_objective(unread: Any) -> None:
     unread("remeasure", code=1)  # nothing was corrected yet
     unread.configure(measure={"stdout": [r"@ (?P<step>\d+) quality=(?P<quality>\S+)"]})
     done = unread("remeasure")
-    assert "3 run(s) read again, 3 changed" in done.out
+    assert "3 runs read again, 3 changed" in done.out
     assert values(unread) == pytest.approx([0.3, 0.9, 0.6])
     assert (unread.outputs() / "BEST").read_text().strip() == unread.runs()[1].name
     assert unread("verify").code == 0
@@ -107,7 +107,7 @@ def test_a_running_engine_is_not_disturbed(lab: Any) -> None:
 def test_reproduce_with_a_used_up_budget_says_so_and_leaves_nothing_queued(lab: Any) -> None:
     lab.configure(budget={"runs": 1})
     lab("run")
-    assert "the budget of 1 run(s) is used" in lab("reproduce", "1", code=2).err
+    assert "the budget of 1 run is used" in lab("reproduce", "1", code=2).err
     assert lab.ask("SELECT count(*) FROM proposals WHERE status='waiting'") == [(0,)]
     lab.configure(budget={"runs": 2})
     assert lab("reproduce", "1").code == 0
@@ -130,7 +130,7 @@ def test_values_of_another_objective_are_never_shown_or_compared(lab: Any) -> No
     lab("run")
     lab.configure(objective={"metric": "other", "goal": "max"})
     out = lab("status").out
-    assert "2 run(s) were measured with a different objective" in out
+    assert "2 runs were measured with a different objective" in out
     assert "other" not in out.replace("another", "")
     assert "remeasure" in lab("plan", code=2).err
     out = lab("run").out

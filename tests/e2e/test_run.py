@@ -41,7 +41,7 @@ def test_runs_is_a_total_over_all_restarts(lab) -> None:
     assert len(lab.runs()) == 3
     done = lab("run", "--runs", "3")
     assert len(lab.runs()) == 3
-    assert "all 3 run(s) are done" in done.out
+    assert "all 3 runs are done" in done.out
 
 
 def test_rounds_is_a_total_over_all_restarts(lab) -> None:
@@ -50,7 +50,8 @@ def test_rounds_is_a_total_over_all_restarts(lab) -> None:
     assert len(lab.runs()) == 2
     lab("run", "--rounds", "3")
     assert len(lab.runs()) == 6
-    assert "all 3 round(s) are done" in lab("run", "--rounds", "3").out
+    assert "all 3 rounds are done; `looplab run --rounds 4` would continue" in lab("run", "--rounds", "3").out
+    assert "`looplab run --rounds 4` would continue" in lab("run", "--rounds", "2").out  # not 3, which are done
     assert len(lab.runs()) == 6
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -74,8 +75,9 @@ def test_a_table_of_top_has_reasons_where_there_is_room(width: int) -> None:
 
 
 def test_a_study_that_is_done_says_how_to_continue() -> None:
-    assert how_to_continue("all 3 round(s) are done") == "; `looplab run --rounds 4` would continue"
-    assert how_to_continue("all 20 run(s) are done, 2 of them submitted commands").endswith("--runs 21` would continue")
+    assert how_to_continue("all 3 rounds are done") == "; `looplab run --rounds 4` would continue"
+    assert how_to_continue("all 20 runs are done, 2 of them submitted commands").endswith("--runs 21` would continue")
+    assert how_to_continue("1 run is done") == "; `looplab run --runs 2` would continue"
     assert how_to_continue("stopped by a person") == ""
 
 
@@ -107,3 +109,59 @@ def test_a_terminal_is_drawn_without_anything_from_the_network(tmp_path: Path) -
     assert times == sorted(times)
     assert times[-1] > take_pictures.PAUSE_S
     assert "url(http" not in svg
+
+
+def test_no_word_of_a_table_is_broken_on_a_very_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "dumb")
+    output.table(COLUMNS, ROWS)
+    output.table(("metric", "first", "last", "best", "best_step", "n"), [("val/accuracy", *["0.973333"] * 4, "150")])
+    shown = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= 40
+    words = " ".join(shown.split())
+    assert words.count("status ok") == words.count("verdict confirmation of 0005-fnn7") == words.count(WHY) == 3
+    assert "best_step 0.973333 n 150" in words  # a number without its name says nothing
+
+
+def test_a_table_of_top_has_whole_columns_on_a_very_narrow_terminal() -> None:
+    rows = [[(text, "") for text in ("", "0036-d9h8", "inconclusive", "-0.001 [-0.006, 0.003]", "0.2 / 0.05", WHY)]]
+    names = ("", "judged", "verdict", "better by, 95 %", "p / bar", "why")
+    assert str(top._columns(names, rows, 40)).splitlines()[1].split() == ["0036-d9h8", "inconclusive"]
+
+
+def test_our_signs_are_ascii_where_a_terminal_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    output.accept_any_text()
+    output.say("lr 0.1 → 0.2, 0.97 ± 0.01 …, 学")
+    assert raw.getvalue() == b"lr 0.1 -> 0.2, 0.97 +/- 0.01 ..., \\u5b66\n"
+
+
+@pytest.mark.parametrize("words", [["run", "--rounds", "x"], ["propose"], ["nosuch"], ["diff", "1"]])
+def test_a_wrong_call_is_json_too_when_asked(words: list[str], tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "looplab", *words, "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    told = json.loads(done.stdout)
+    assert told["error"] in done.stderr.replace("\n", " ")
+    assert set(told) == {"error", "file", "line", "hint"}
+
+
+def test_a_running_run_says_for_how_long_and_that_it_is_silent(lab) -> None:
+    lab.base(wait="gate")
+    trainer = (lab.folder / "train.py").read_text()
+    lab.write("train.py", re.sub(r'^print\("lr is".*$', "", trainer, flags=re.MULTILINE))
+    engine = lab.start("run")
+    lab.until_at_work()
+    shown = lab("show", "LATEST").out
+    silent = lab("logs", "LATEST")
+    lab.open_gate()
+    engine.ended()
+    assert re.search(r"^  running for [\d.]+s$", shown, re.MULTILINE)
+    assert not silent.out
+    assert "(running) has printed nothing yet" in silent.err
+    assert lab("diff", "1", "configs/base.json").out == "the configs are the same\n"
+    run = lab("show", "1", "--json").json()["run"]["id"]
+    assert lab("diff", "1", "BEST", "--json").json()["a"] == run
+    assert "configs/nosuch.json: there is no such file" in lab("diff", "1", "configs/nosuch.json", code=2).err

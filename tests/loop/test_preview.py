@@ -400,7 +400,7 @@ def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(
     engine_life(set_up(folder, RunOptions(concurrency=1)), drain_after=1)
     found = look(set_up(folder, RunOptions(concurrency=1)))
     assert [planned.row.reason for planned in found.unfinished] == ["try 12", "try 13"]
-    assert found.why_none == "the next round is planned when they have ended (4 proposal(s) wait)"
+    assert found.why_none == "the next round is planned when they have ended (4 proposals are waiting)"
     free = look(set_up(folder, RunOptions(concurrency=4, continuous=True)))
     assert [planned.row.reason for planned in free.runs] == ["try 14", "try 15"]
     assert [planned.slot.name for planned in (*free.unfinished, *free.runs)] == ["cpu0", "cpu1", "cpu2", "cpu3"]

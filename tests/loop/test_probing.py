@@ -56,7 +56,7 @@ def test_too_few_rows_tell_nothing() -> None:
     mean, cv, trouble = judge_rows([100, 100], "sps")
     assert mean == 100
     assert cv is None
-    assert "too short to tell: 2 row(s)" in trouble
+    assert "too short to tell: 2 rows" in trouble
     assert judge_rows([], "sps") == (None, None, "sps was not measured")
 
 
@@ -84,7 +84,7 @@ def test_one_run_of_several_that_went_wrong_is_enough() -> None:
 
 
 def test_a_setting_with_runs_to_go_is_not_stable_yet() -> None:
-    assert judge_setting(setting(), [reading(100)], 2).status == "1 run(s) to go"
+    assert judge_setting(setting(), [reading(100)], 2).status == "1 run to go"
 
 
 def test_of_what_is_equally_fast_the_cheapest_is_recommended() -> None:
@@ -98,7 +98,7 @@ def test_of_what_is_equally_fast_the_cheapest_is_recommended() -> None:
 def test_the_speed_is_compared_with_the_base() -> None:
     advice = advise([measured(1000, base=True), measured(2500, 4)], "sps")
     assert advice is not None
-    assert advice.reason == "2,500 sps, ± 1%: the fastest of 2 stable setting(s); 2.50 times the base"
+    assert advice.reason == "2,500 sps, ± 1%: the fastest of 2 stable settings; 2.50 times the base"
 
 
 def test_a_gain_that_is_no_larger_than_the_noise_is_said_to_be_so() -> None:

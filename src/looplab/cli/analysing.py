@@ -13,6 +13,7 @@ from looplab.cli import output
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import MeasureConfig, find_lab, load_lab
 from looplab.errors import LabError
+from looplab.report.wording import plural
 
 COLUMNS = 5
 """Number of metrics in a table; the JSON has all of them."""
@@ -113,7 +114,7 @@ def _print_summaries(summaries: Summaries, shown: Sequence[str], out_json: Path 
         rows.append((name, "-" if entry["steps"] is None else str(entry["steps"]), *map(str, cells)))
     output.table(("run", "steps", *(f"{metric} (last / best)" for metric in shown)), rows)
     if out_json is not None:
-        output.say(f"{len(summaries)} run(s) written to {out_json}")
+        output.say(f"{plural(len(summaries), 'run')} written to {out_json}")
 
 
 def _lab_names() -> tuple[MeasureConfig, list[str]]:

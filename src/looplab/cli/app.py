@@ -462,7 +462,7 @@ def pause(lab: LabOption = None, study: StudyOption = None, json: Json = False) 
 @app.command()
 def veto(
     run: Annotated[str, typer.Argument(help="A run: id, number, LATEST, BEST.")],
-    why: Annotated[str, typer.Option("--why", help="Why.")] = "",
+    why: Annotated[str, typer.Option("--why", "--reason", help="Why.")] = "",
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,

@@ -25,9 +25,15 @@ from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
+from looplab.report.wording import plural
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
+
+CHECKED_ENTRIES = 1000
+"""Entries of a queue's file that `check` shows to the guard."""
+SHOWN_ENTRIES = 5
+"""Entries of which it says why they will be rejected."""
 
 
 def check(
@@ -63,18 +69,20 @@ def check(
             if found is not None and not json:
                 mending.say_preview(found)
             raise
-        queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
+        queues = {entry.queue: len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue}
         with lab.at(study, "launch"):
             commands = {base.name: base_command(setup, base) for base in setup.bases}
         artifacts = [missing_artifacts(lab.folder, study, base.config, base.name) for base in setup.bases]
         missing += (warnings := [warning for warning in artifacts if warning is not None])
+        missing += (doubts := [*_unknown_knobs(setup), *_hopeless_entries(setup)])
+        warnings += doubts
         warnings = [*agent_warnings(study, lab.folder), *warnings]
         checked.append(
             {
                 "study": study.name,
                 "bases": [base.name for base in setup.bases],
                 "notes": list(setup.notes),
-                "queued": queued,
+                "queued": sum(queues.values()),
                 "slots": [slot.name for slot in setup.slots],
                 "argv": {name: command.argv for name, command in commands.items()},
                 "commands": {name: command.as_dict() for name, command in commands.items()},
@@ -86,7 +94,8 @@ def check(
         if json:
             continue
         output.say(
-            f"study {study.name}: {len(setup.bases)} base config(s), {len(study.knobs)} knob(s), {queued} queued"
+            f"study {study.name}: {plural(len(setup.bases), 'base config')}, {plural(len(study.knobs), 'knob')}"
+            + "".join(f", {plural(count, 'proposal')} in {file}" for file, count in queues.items())
         )
         for note in setup.notes:
             output.say(f"  note: {note}")
@@ -117,7 +126,30 @@ def check(
     if found is not None:
         mending.say_preview(found)
     noted = missing or ((found.fixes or found.doubts) if found is not None else (mended or {}).get("doubts"))
-    output.say("all checks passed; see the notes above" if noted else "all is well")
+    output.say("no errors; see the notes above" if noted else "all is well")
+
+
+def _unknown_knobs(setup: Setup) -> list[str]:
+    """Return warnings about knobs that no base config has: probably misspelt."""
+    found = []
+    for path, knob in setup.guard.knobs.items():
+        if knob.has_default or any(paths.find(base.config, knob.path) for base in setup.bases):
+            continue
+        near = paths.nearest(setup.bases[0].config, path, 1) if setup.bases else []
+        found.append(f"no base config has the knob {path}" + (f"; did you mean {near[0]}?" if near else ""))
+    return found
+
+
+def _hopeless_entries(setup: Setup) -> list[str]:
+    """Return warnings about entries of the queue's files that the guard rejects whatever they start from."""
+    found: list[str] = []
+    for entry in setup.study.proposers:
+        for proposal, _ in read_queue(setup.lab / entry.queue)[:CHECKED_ENTRIES] if entry.queue else ():
+            rulings = [setup.guard.check(base.config, proposal.edits) for base in setup.bases]
+            why = [[problem for problem in one.problems if problem.rule == "not a knob"] for one in rulings]
+            if why and all(why):
+                found.append(f"{entry.queue}: {' '.join(proposal.edits)} will be rejected: {why[0][0]}")
+    return found if len(found) <= SHOWN_ENTRIES else [*found[:SHOWN_ENTRIES], f"and {len(found) - SHOWN_ENTRIES} more"]
 
 
 def _seed_line(setup: Setup) -> str:

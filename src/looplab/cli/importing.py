@@ -26,6 +26,7 @@ from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup
 from looplab.measure.foreign import ForeignRun, Unreadable, read_folder, read_optuna, run_folders
 from looplab.report import labbook
+from looplab.report.wording import plural
 from looplab.runs.durable import Syncer
 from looplab.runs.folder import study_folder
 from looplab.untrusted import clean_line, real_path
@@ -171,7 +172,7 @@ def _print_result(
     for skipped in unreadable:
         output.say(f"not imported: {skipped.source}: {skipped.why}")
     verb = "would be imported" if dry_run else "imported"
-    output.say(f"{len(done)} run(s) {verb}, {len(known)} already known, {len(unreadable)} unreadable")
+    output.say(f"{plural(len(done), 'run')} {verb}, {len(known)} already known, {len(unreadable)} unreadable")
 
 
 def _use_by_search(one: Imported) -> str:

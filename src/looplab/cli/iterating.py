@@ -26,6 +26,7 @@ from looplab.iterate.versions import IterateOptions, Iteration
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.versions import STUDY
 from looplab.loop.lock import StudyLock
+from looplab.report.wording import plural
 
 
 def iterate(
@@ -110,7 +111,7 @@ def _print_table(record: VersionLedger) -> None:
     account = account_of(record.study)
     if account.calls:
         cost = f", ${account.usd:.2f}" if account.usd else ""
-        output.say(f"{account.calls} agent call(s), {account.tokens} tokens{cost}")
+        output.say(f"{plural(account.calls, 'agent call')}, {account.tokens} tokens{cost}")
 
 
 def _row(facts: VersionFacts) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from looplab.runs.folder import study_folder
 
 def how_to_continue(why: str) -> str:
     """Return what to call after a study ended because its rounds or runs are done; empty: it ended otherwise."""
-    done = re.match(r"all (\d+) (round|run)\(s\) are done", why)
+    done = re.match(r"(?:all )?(\d+) (round|run)s? (?:is|are) done", why)
     return f"; `looplab run --{done[2]}s {int(done[1]) + 1}` would continue" if done else ""
 
 

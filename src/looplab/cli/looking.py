@@ -28,6 +28,7 @@ from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.measure.digits import with_spread
 from looplab.pipeline.overview import pipelines_of
+from looplab.report.wording import plural
 from looplab.runs import folder as run_folder
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_folder, run_folders, study_folder
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # slow imports, which most calls of `status` do not need
 
 LATEST = 8
 """Runs in the table of `status`, and unusable agent calls in its JSON."""
+RECENT = 12 * LATEST
+"""Runs among which the latest are found that are not replicates."""
 
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
@@ -63,24 +66,28 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         if ledger is None or not facts["counts"]:
             folders = len(list(run_folders(study_folder(lab.folder, study.name))))
             if folders and facts["engine"] is None:
-                output.say(f"  {folders} run folder(s) but no runs in the ledger; `looplab reindex` rebuilds it\n")
+                output.say(
+                    f"  {plural(folders, 'run folder')} but no runs in the ledger; `looplab reindex` rebuilds it\n"
+                )
                 continue
-            waiting = f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else ""
+            waiting = f"; {plural(facts['waiting'], 'proposal')} waiting" if facts["waiting"] else ""
             output.say(f"  no runs yet{waiting}; `looplab plan` shows what would run, `looplab run` runs it\n")
             continue
         used, agents = facts["used"], Account.from_dict(facts["agents"])
         output.say("  " + ", ".join(f"{number} {state}" for state, number in sorted(facts["counts"].items())))
         output.say(
-            f"  used: {used['rounds']} round(s), {used['runs']} run(s), {format_seconds(used['wall'])} wall,"
-            f" {used['device_hours']:.3g} device-hours"
+            f"  used: {plural(used['rounds'], 'round')}, {plural(used['runs'], 'run')}, "
+            f"wall clock {format_seconds(used['wall'])}, device hours {used['device_hours']:.3g}"
             + (f", agents: {agents.tokens:,} tokens and ${agents.usd:.2f}" if agents.calls else "")
-            + (f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else "")
+            + (f"; {plural(facts['waiting'], 'proposal')} waiting" if facts["waiting"] else "")
         )
         judged = facts["judge"]
         if judged:
             output.say(f"  {judged['headline']}")
             for test in judged["tests"]:
-                output.say(f"  under test: {test['run']}, {test['runs']} run(s), {test['look']} look(s) so far")
+                output.say(
+                    f"  under test: {test['run']}, {plural(test['runs'], 'run')}, {plural(test['look'], 'look')} so far"
+                )
         elif facts["best"]:
             best = facts["best"]
             ties = facts["tie_break"]
@@ -98,8 +105,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
-                f"  {facts['not_comparable']} run(s) were measured with a different objective than lab.yaml's: "
-                "`looplab remeasure` reads them again"
+                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with a different objective than "
+                "lab.yaml's: `looplab remeasure` reads again"
             )
         if facts["place"]:
             output.say(f"  {facts['place']}")
@@ -117,7 +124,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  ALARM: {alarm}")
         record = StudyLedger(ledger, study.name)
         unfinished = record.runs(state="queued") + record.runs(state="running")
-        rows = {run.id: run for run in unfinished + record.runs(limit=LATEST)}
+        recent = record.runs(limit=RECENT if judged else LATEST)
+        ideas = [run for run in recent if run.role not in (Role.REPLICATE, Role.CONFIRMATION)] if judged else recent
+        rows = {run.id: run for run in unfinished + ideas[-LATEST:]}
         output.table(
             (
                 *("run", "round", "by", "slot", "status", facts["metric"] or "objective"),
@@ -141,7 +150,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         )
         count = sum(facts["counts"].values())
         if count > len(rows):
-            output.say(f"  the latest {len(rows)} of {count} runs; all of them: `looplab ui`, `looplab report`")
+            left_out = ", without replicates that have ended" if len(ideas) < len(recent) else ""
+            output.say(
+                f"  the latest {len(rows)} of {count} runs{left_out}; all of them: `looplab ui`, `looplab report`"
+            )
         output.say()
         if not facts["engine"] and any(facts["counts"].get(state) for state in ("planned", "queued", "running")):
             output.say("  unfinished runs: `looplab resume` adopts those still alive and continues\n")
@@ -153,7 +165,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
 
 def _show_pipelines(pipelines: Sequence[dict[str, Any]], suites: Sequence[dict[str, Any]]) -> None:
     if pipelines:
-        output.say(f"pipelines: {len(pipelines)} run folder(s)")
+        output.say(f"pipelines: {plural(len(pipelines), 'run folder')}")
         states = [", ".join(f"{row['stage']} {row['state']}" for row in run["stages"]) for run in pipelines]
         shown = [(run["study"], run["folder"], state) for run, state in zip(pipelines, states, strict=True)]
         output.table(("study", "folder", "stages"), shown[-LATEST:])
@@ -332,7 +344,8 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     when = _when(run.created)
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
     how = f" (exit code {run.exit_code})" if run.exit_code else f" (signal {run.signal})" if run.signal else ""
-    output.say(f"  {_status_word(run)}{how}" + (f" in {format_seconds(run.seconds)}" if run.seconds else ""))
+    duration = f" {'in' if run.state == 'ended' else 'for'} {format_seconds(run.seconds)}" if run.seconds else ""
+    output.say(f"  {_status_word(run)}{how}{duration}")
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
@@ -425,12 +438,17 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
                 text = "".join(stream.portions(final=True))
                 output.print_json({"run": run.id, "path": str(path), "log": text})
                 return
-            over = False
+            over = printed = False
             while not over:
                 # Check before reading the log to its end. `exit.json` exists even if no engine has updated the ledger.
                 over = not follow or (path.parent / "exit.json").exists() or context.record.run(run.id).state == "ended"
-                if not output.show_growth(stream, final=over) and not over:
+                grown = output.show_growth(stream, final=over)
+                printed = printed or grown
+                if not grown and not over:
                     time.sleep(0.1)
+            if not printed:
+                yet = "" if context.record.run(run.id).state == "ended" else " yet"
+                output.warn(f"run {run.id} ({run.status or run.state}) has printed nothing{yet}")
     except UntrustedError as error:
         raise LabError(str(error), file=path) from error
 
@@ -438,14 +456,19 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
 def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:
     context: LabContext | None = None
     sides = []
+    names = []
     arguments: list[str | None] = []
     for side in (a, b):
         if Path(side).is_file():
             sides.append(read_config(Path(side)))
+            names.append(side)
             arguments.append(None)
         else:
+            if Path(side).suffix or os.sep in side:  # the name of a file, not of a run
+                read_config(Path(side))
             context = context or open_context(folder, name, reading=True)
             run = context.record.run(side)
+            names.append(run.id)
             sides.append(context.record.config_of(run, context.outputs / run.id))
             extra = run_folder.read_json(context.outputs / run.id, "run.json", strict=False).get("extra") or []
             arguments.append(shlex.join(map(str, extra)) or None)
@@ -454,13 +477,13 @@ def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> N
         from looplab.report.facts import ARGUMENTS
 
         sides_of = zip(("old", "new"), arguments, strict=True)
-        changes[ARGUMENTS] = {name: text for name, text in sides_of if text is not None}
+        changes[ARGUMENTS] = {side: text for side, text in sides_of if text is not None}
     if json:
-        output.print_json({"a": a, "b": b, "changes": changes})
+        output.print_json({"a": names[0], "b": names[1], "changes": changes})
     elif not changes:
         output.say("the configs are the same")
     else:
-        _show_diff(changes, a, b)
+        _show_diff(changes, *names)
 
 
 def _show_diff(changes: dict[str, Any], a: str, b: str) -> None:

@@ -65,14 +65,15 @@ def main() -> None:
     argv = expand_argv(sys.argv[1:])
     if argv and "_LOOPLAB_COMPLETE" not in os.environ:
         keep_only(app, argv[0])
+    json = "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
     try:
-        app(args=argv, standalone_mode=True, prog_name="looplab")
+        # With --json, wrong options are raised here, so that they are printed as JSON like all other errors.
+        code = app(args=argv, standalone_mode=not json, prog_name="looplab")
     except LabError as error:
         if os.environ.get("LOOPLAB_DEBUG"):
             raise
-        if "--json" in argv:
-            payload = {"error": error.message, "file": error.file, "line": error.line, "hint": error.hint}
-            output.print_line(payload)
+        if json:
+            output.print_line({"error": error.message, "file": error.file, "line": error.line, "hint": error.hint})
         output.warn(f"looplab: {error}")
         sys.exit(error.exit_code)
     except _environment_errors() as error:
@@ -80,5 +81,18 @@ def main() -> None:
             raise
         where = getattr(error, "filename", None)
         what = getattr(error, "strerror", None) or str(error)
+        if json:
+            file = None if where is None else str(where)
+            output.print_line({"error": what, "file": file, "line": None, "hint": _hint(error).strip(" ()") or None})
         output.warn(f"looplab: {where}: {what}" if where else f"looplab: {what}{_hint(error)}")
         sys.exit(1)
+    except Exception as error:
+        show = getattr(error, "show", None)  # an error of the parser, whose classes depend on the version of Typer
+        if not json or show is None:
+            raise
+        message = error.format_message()  # type: ignore[attr-defined]
+        output.print_line({"error": message, "file": None, "line": None, "hint": None})
+        show()
+        sys.exit(getattr(error, "exit_code", 2))
+    if json and isinstance(code, int):
+        sys.exit(code)

@@ -142,7 +142,7 @@ def objective(
     set_objective(lab, study, metric, chosen, at)
     lab = load_lab(lab.folder)
     study = lab.study(study.name)
-    tried = _last_try(lab, study)
+    tried = _last_try(lab, study) or _last_try(lab, study, suffix="")
     if json:
         output.print_json(
             {
@@ -158,18 +158,22 @@ def objective(
     if tried is not None:
         run, value, names = tried
         if value is not None:
-            output.say(f"the last try ({run}) measured: {output.number(value, 6)}")
+            output.say(f"the last run ({run}) measured: {output.number(value, 6)}")
         else:
             near = get_close_matches(metric, names, n=2, cutoff=0.5)
             known = f"did you mean {' or '.join(near)}?" if near else f"it measured {', '.join(names[:8]) or 'nothing'}"
-            output.say(f"the last try ({run}) did not measure {metric}; {known}")
+            output.say(f"the last run ({run}) did not measure {metric}; {known}")
     output.say("next: looplab run; or, for runs that have ended, looplab remeasure")
 
 
-def _last_try(lab: LabConfig, study: StudyConfig) -> tuple[str, float | None, list[str]] | None:
+def _last_try(lab: LabConfig, study: StudyConfig, suffix: str = SUFFIX) -> tuple[str, float | None, list[str]] | None:
     """Return the last try that measured the objective, else the last one: its name, the value, and the names of its
-    metrics; None: there was no try."""
-    outputs = run_folder.study_folder(lab.folder, study.name + SUFFIX)
+    metrics; None: there was no try.
+
+    Args:
+        suffix: What the name of the study with the runs ends with; empty: the runs of the study itself.
+    """
+    outputs = run_folder.study_folder(lab.folder, study.name + suffix)
     latest = run_folder.pointed(outputs, "LATEST")
     if latest is None or not outputs.is_dir():
         return None

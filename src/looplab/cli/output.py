@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -24,8 +25,11 @@ COLOURS = {
 }  # fmt: skip
 LAST_COLUMN = 24
 """Fewest characters for the last column of a table, which often has sentences; with fewer it is printed below."""
-NARROWEST = 6
-"""Fewest characters to which a column is narrowed."""
+ASCII = {
+    "→": "->", "±": "+/-", "…": "...", "–": "-", "—": "-", "−": "-", "×": "x", "·": ".", "█": "#", "▕": "[", "▏": "]",
+    "●": "*", "■": "x", "◆": "?", "✗": "!", "›": ">",
+}  # fmt: skip
+"""Our own signs for a terminal that has no others than ASCII."""
 
 
 def is_terminal() -> bool:
@@ -49,11 +53,19 @@ def open_closed_streams() -> None:
 
 
 def accept_any_text() -> None:
-    """Let stdout and stderr escape characters that their encoding lacks as `\\uXXXX`: a terminal without UTF-8 must not
-    end a study."""
+    """Let stdout and stderr write characters that their encoding lacks: our own signs as ASCII (`->`), others as
+    `\\uXXXX`. A terminal without UTF-8 must not end a study."""
+    codecs.register_error("looplab", _replace_signs)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="looplab")
+
+
+def _replace_signs(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in lacking), error.end
 
 
 def say(text: str = "") -> None:
@@ -151,7 +163,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
         widths = [max(Text(line[i]).cell_len for line in [columns, *listed]) for i in range(len(columns))]
         before_last = sum(widths[:-1]) + 2 * (len(columns) - 1)
         if before_last + widths[-1] > console.width and before_last + LAST_COLUMN > console.width and len(columns) > 2:
-            _stacked_table(console, columns, listed, title)
+            least = [
+                widths[0],
+                *(max(_longest_word(line[i]) for line in [columns, *listed]) for i in range(1, len(columns))),
+            ]
+            if widths[-1] > LAST_COLUMN and sum(least[:-1]) + 2 * (len(columns) - 2) <= console.width:
+                _stacked_table(console, columns, listed, title, least)
+            else:
+                _table_of_records(console, columns, listed, title)
             return
         drawn = Table(title_justify="left", header_style="bold", box=None, pad_edge=False)
         drawn.title = None if title is None else Text(title)
@@ -169,17 +188,53 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
     sys.stdout.flush()
 
 
-def _stacked_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
-    """Print a table for which the terminal is too narrow: the last column below each row."""
+def _longest_word(text: str) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, text.split()), default=0)
+
+
+def _table_of_records(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None
+) -> None:
+    """Print a table for which the terminal is much too narrow: each row as names and values, without empty ones."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if title is not None:
+        console.print(Text(title, style="italic"))
+    for row in rows:
+        if row[0]:  # empty: another row of the one above
+            console.print(Text(row[0], style="bold"))
+        line = Text()
+        for name, cell in zip(columns[1:], row[1:], strict=True):
+            if cell in ("", "-"):
+                continue
+            pair = Text().append(f"{name} ".lstrip(), style="dim").append(cell, style=COLOURS.get(cell, ""))
+            if line and line.cell_len + 2 + pair.cell_len > console.width - 2:
+                console.print(Padding(line, (0, 0, 0, 2)))
+                line = Text()
+            line = line.append("  ").append_text(pair) if line else pair
+        if line:
+            console.print(Padding(line, (0, 0, 0, 2)))
+
+
+def _stacked_table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, least: Sequence[int]
+) -> None:
+    """Print a table for which the terminal is too narrow: the last column below each row.
+
+    Args:
+        least: The widths to which columns may be narrowed: those of their longest words.
+    """
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     widths = [max(Text(line[i]).cell_len for line in [columns, *rows]) for i in range(len(columns) - 1)]
-    while (
-        sum(widths) + 2 * (len(widths) - 1) > console.width and max(widths[1:]) > NARROWEST
-    ):  # not the name of the row
-        widths[widths.index(max(widths[1:]), 1)] -= 1
+    while sum(widths) + 2 * (len(widths) - 1) > console.width:
+        widest = max((width, i) for i, width in enumerate(widths) if width > least[i])[1]
+        widths[widest] -= 1
     if title is not None:
         console.print(Text(title, style="italic"))
     for number, row in enumerate([columns, *rows]):

@@ -24,6 +24,7 @@ from looplab.loop.preview import PlannedRun, Preview, preview
 from looplab.loop.session import check_study, count_from_now, options_to_resume, relative_to_lab
 from looplab.loop.setup import RunOptions, Setup, missing_for_formal
 from looplab.report.judged import judged_now
+from looplab.report.wording import plural
 
 SHOWN_SLOTS = 8
 """More slots than this are shown as the first and the last one, and their number."""
@@ -118,7 +119,7 @@ def show_plan(
             output.say(f"note: {note}")
     if found.unfinished:
         names = ", ".join(f"{planned.row.id} ({planned.row.state})" for planned in found.unfinished)
-        output.say(f"first, {len(found.unfinished)} unfinished run(s): {names}")
+        output.say(f"first, {plural(len(found.unfinished), 'unfinished run')}: {names}")
     if found.runs:
         output.table(
             ("run", "round", "role", "by", "from", "changes", "why"),
@@ -133,9 +134,9 @@ def show_plan(
     if found.why_none is not None:
         output.say(f"no runs would be planned: {found.why_none}{how_to_continue(found.why_none)}")
     for ask in found.asks:
-        output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {ask.runs_at_most} run(s)")
+        output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {plural(ask.runs_at_most, 'run')}")
     if found.undecided and not found.asks:
-        output.say(f"{found.undecided} more run(s) of the round will be decided while these run")
+        output.say(f"{plural(found.undecided, 'more run')} of the round will be decided while these run")
     for row in found.rejected:
         output.say(f"would be rejected: {' '.join(row.edits)}: {_reasons(row)}")
     for planned in (*found.unfinished, *found.runs):

@@ -24,6 +24,7 @@ from looplab.loop.outcome import Ending
 from looplab.loop.probing import Advice, Result, Setting
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, make_guard
+from looplab.report.wording import plural
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_file, record_folder, study_folder
 
@@ -116,21 +117,21 @@ def _announce(setup: Setup, config: ProbeConfig, settings: list[Setting], runs_l
     runnable = sum(1 for setting in settings if setting.config_hash is not None)
     at_most = format_seconds(runs_left * (config.timeout + setup.study.launch.grace))
     output.say(
-        f"probe of {runnable} setting(s), {len(settings) - runnable} skipped: {runs_left} run(s), one at a time, "
-        f"at most {at_most}"
+        f"probe of {plural(runnable, 'setting')}, {len(settings) - runnable} skipped: {plural(runs_left, 'run')}, "
+        f"one at a time, at most {at_most}"
         if runs_left
-        else f"all {runnable} setting(s) have been measured; --fresh measures them again"
+        else f"{plural(runnable, 'setting has', 'settings have')} been measured; --fresh measures them again"
     )
     if slots > 1:
         slot = setup.slots[0]
-        has = f"core(s) {','.join(map(str, slot.cores))}" if slot.cores else "all cores"
-        has += f" and device(s) {','.join(slot.devices)}" if slot.devices else ""
+        has = f"cores {','.join(map(str, slot.cores))}" if slot.cores else "all cores"
+        has += f" and devices {','.join(slot.devices)}" if slot.devices else ""
         output.say(f"note: each run has {has} to itself here, while the study shares them among {slots} slots")
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if runs_left and load > BUSY * cores:
         output.say(
-            f"note: other programs are running on this machine (load {load:.1f} on {cores} core(s)) and disturb the "
-            "measurement; probe when it is idle, or set probe.repeats to 3 or more to see by how much"
+            f"note: other programs are running on this machine (load {load:.1f} on {plural(cores, 'core')}) and "
+            "disturb the measurement; probe when it is idle, or set probe.repeats to 3 or more to see by how much"
         )
 
 

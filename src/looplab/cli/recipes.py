@@ -36,7 +36,7 @@ def init(recipe: str, folder: Path | None, json: bool) -> None:
     if json:
         output.print_json({"recipe": recipe, "lab": str(target)})
         return
-    output.say(f"created the lab {target}")
+    output.say(f"created the lab {target} from the recipe {recipe}")
     output.say(f"next: cd {target} && {_next_commands(target)}")
 
 

@@ -18,6 +18,7 @@ from looplab.ledger.ledger import DamagedError, Ledger
 from looplab.ledger.proof import Proof, prove
 from looplab.ledger.view import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
+from looplab.report.wording import plural
 
 
 def verify(
@@ -44,7 +45,7 @@ def verify(
         for note in (*result.notes, *proof.notes):
             output.say(f"note: {note}")
         if findings:
-            output.say(f"the record is not whole: {len(findings)} finding(s)")
+            output.say(f"the record is not whole: {plural(len(findings), 'finding')}")
         else:
             head = f"{result.events}:{result.head}"
             output.say(f"the record is whole: {result.events} events, {result.files} files; head {head}")
@@ -108,20 +109,26 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
     if done.aside:
         output.say(f"damaged files were put aside: {', '.join(done.aside)}")
     if done.events:
-        output.say(f"{done.events} event(s) were recovered from the journal and the backups")
+        output.say(f"{plural(done.events, 'event was', 'events were')} recovered from the journal and the backups")
     if done.events_lost:
-        output.say(f"{done.events_lost} event(s) are lost: they are not in the ledger, its journal or a backup")
+        output.say(
+            f"{plural(done.events_lost, 'event is', 'events are')} lost: not in the ledger, its journal or a backup"
+        )
     for study, number in done.runs.items():
-        output.say(f"study {study}: {number} run(s) rebuilt from their folders")
+        output.say(f"study {study}: {plural(number, 'run')} rebuilt from folders")
     if done.recovered:
-        output.say(f"{done.recovered} run(s) and proposals missing from the chain were recorded from their folders")
+        output.say(
+            f"{plural(done.recovered, 'run or proposal', 'runs and proposals')} not in the chain, recorded from folders"
+        )
     if done.pipelines:
-        output.say(f"{done.pipelines} stage(s) and suites missing from the chain were recorded from their folders")
+        output.say(
+            f"{plural(done.pipelines, 'stage or suite', 'stages and suites')} not in the chain, recorded from folders"
+        )
     for study, runs in done.gone.items():
-        output.say(f"study {study}: {len(runs)} run(s) no longer have a folder and are lost: {_shorten(runs)}")
+        output.say(f"study {study}: {plural(len(runs), 'run')} without a folder, lost: {_shorten(runs)}")
     for study, runs in done.dropped.items():
         output.say(
-            f"study {study}: {len(runs)} planned run(s) had not started and will be decided again: {_shorten(runs)}"
+            f"study {study}: {plural(len(runs), 'planned run')} not started, to be decided again: {_shorten(runs)}"
         )
     for study in done.judged_again:
         output.say(f"study {study}: the state of the judge is lost; the next engine will judge all runs again")

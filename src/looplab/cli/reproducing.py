@@ -25,6 +25,7 @@ from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.session import check_study, last_options
 from looplab.loop.submitting import refusal, refuse
 from looplab.report.reports import write_reports
+from looplab.report.wording import plural
 
 
 def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float | None, keep: bool, json: bool) -> None:
@@ -139,6 +140,6 @@ def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json:
             [(one.run, output.number(one.before, 6), output.number(one.after, 6), one.note) for one in found],
         )
         changed = sum(one.changed for one in found)
-        output.say(f"{len(found)} run(s) read again, {changed} changed; `looplab resume` continues the study")
+        output.say(f"{plural(len(found), 'run')} read again, {changed} changed; `looplab resume` continues the study")
     if not any(one.after is not None for one in found):
         sys.exit(1)

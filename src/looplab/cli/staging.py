@@ -27,6 +27,7 @@ from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_
 from looplab.pipeline.recording import open_record
 from looplab.pipeline.runner import HERE, StageRun
 from looplab.pipeline.suite import Suite, make_runs, make_suite
+from looplab.report.wording import plural
 from looplab.runs.clock import format_seconds
 from looplab.runs.names import inside
 
@@ -169,7 +170,7 @@ def suite(
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         began = made.begin(record)
         runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force, record=record)
-        say(f"suite {made.id}: {len(runs)} dataset(s), {len(places)} slot(s)   {made.folder}")
+        say(f"suite {made.id}: {plural(len(runs), 'dataset')}, {plural(len(places), 'slot')}   {made.folder}")
         if (absent := devices.why_missing(places)) is not None:
             say(f"note: {absent}")
 

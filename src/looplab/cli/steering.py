@@ -11,7 +11,7 @@ from pathlib import Path
 from looplab.cli import output
 from looplab.cli.labs import open_context, open_for_reading, open_lab
 from looplab.cli.running import run as run_study
-from looplab.config.lab import LabConfig, StudyConfig
+from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import StudyView
@@ -40,8 +40,15 @@ def autopilot(
             rounds += record.usage().rounds
             done = base_runs(setup, record)
     rounds += sum(base not in done for base in bases)
+    _note_no_agent(study)
     _link_runs(lab, study)
     run_study(folder, name, replace(options, rounds=rounds), execute=True, detach=detach, json=json)
+
+
+def _note_no_agent(study: StudyConfig) -> None:
+    """Warn that a study has no agent that could be asked."""
+    if not any(entry.agent is not None or entry.plugin is not None for entry in study.proposers):
+        output.warn(f"note: no proposer of study {study.name} is an agent; see `proposers` in {LAB_FILE}")
 
 
 def _link_runs(lab: LabConfig, study: StudyConfig) -> None:
@@ -60,6 +67,7 @@ def say(folder: Path | None, name: str | None, text: str, json: bool) -> None:
         output.print_json({"study": context.study.name, "said": text.strip()})
     else:
         output.say("the agent gets this with its next prompt")
+        _note_no_agent(context.study)
 
 
 def pause(folder: Path | None, name: str | None, json: bool) -> None:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 FRAME_S = 0.5
-REFRESH_S = 2.0
 LEAST_WHY = 16
 """Columns below which reasons are left out of a table."""
+REFRESH_S = 2.0
 """Seconds after which a frame is drawn again although nothing was recorded: elapsed times and live metrics move."""
 POLL_S = 0.05
 """Longest time for reading the metrics of one running run."""
@@ -181,7 +181,7 @@ def _head(seen: StudyOverview) -> RenderableType:
 def _columns(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], width: int) -> RenderableType:
     """Return aligned columns of (text, style); the columns `what` and `why` share the rest of the width.
 
-    `why`, the last, is left out where it would have room for a word or two.
+    `why`, the last, is left out where it would have room for a word or two, and then others that do not fit.
     """
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
@@ -191,6 +191,8 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], wi
     widths = [max(cell_len(text) for text in (name, *(row[i][0] for row in rows))) for i, name in enumerate(heads)]
     room = width - sum(size + 2 for i, size in enumerate(widths) if i not in wide)
     if names[-1] == "why" and room // len(wide) - 2 < min(LEAST_WHY, widths[-1]):
+        return _columns(names[:-1], [row[:-1] for row in rows], width)
+    if not wide and room < -2 and len(names) > 2:  # a column that is cut off would have a wrong number in it
         return _columns(names[:-1], [row[:-1] for row in rows], width)
     for i in wide:
         widths[i] = min(widths[i], max(8, room // len(wide) - 2))

@@ -703,7 +703,9 @@ class _Session:
             confirming: Whether the rival's runs from before the challenger no longer count.
         """
         least = stats.LEAST_SPREAD * self.sigma * self.plan[0] / n
-        why = f"replicate {{}} of {n} for the test of {side.run} against {rival.run or 'its control'}"
+        against = rival.run or "its control"
+        why = f"replicate {{}} of {n} for the test of {side.run} against {against}"
+        paired = f"{against} with the seed of replicate {{}} of {n} of {side.run}, for their test"
         stale = self._stale(side, rival) if confirming else set()
         if self.first_seed is None:
             ours = side.replicates
@@ -712,8 +714,9 @@ class _Session:
                 for number, value in rival.values.items()
                 if value is not None and number != rival.trial_number and number not in stale
             ]
-            for who, missing in ((side, n - len(ours)), (rival, n - len(theirs))):
-                self.request_unpaired(who, max(0, missing), why.format(f"up to {n}"))
+            self.request_unpaired(side, max(0, n - len(ours)), why.format(f"up to {n}"))
+            again = f"{against} again, for the test of {side.run} against it"
+            self.request_unpaired(rival, max(0, n - len(theirs)), again)
             if len(ours) < n or len(theirs) < n:
                 return None
             return stats.welch(ours, theirs, least)
@@ -728,7 +731,7 @@ class _Session:
             if math.isnan(ours_):
                 self.request(side.candidate, number, why.format(planned))
             if math.isnan(theirs_):
-                self.request(rival.candidate, number, why.format(planned))
+                self.request(rival.candidate, number, paired.format(planned))
             elif number in stale:
                 theirs_ = math.nan
                 if self._confirmations(side, rival) or not any(map(math.isnan, differences)):

@@ -34,6 +34,7 @@ from looplab.loop.judging import StudyJudge
 from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
 from looplab.report import labbook
+from looplab.report.wording import plural
 from looplab.runs import clock, folder
 from looplab.runs.redact import redact_proposal, redact_text
 from looplab.untrusted import clean_line
@@ -206,7 +207,7 @@ class Planner:
         limit = self._limit("rounds")
         used = self._study.usage().rounds - self._since("rounds")
         if limit is not None and used >= limit:
-            self.why = f"all {limit} round(s) are done"
+            self.why = all_done(used, "round")
             return
         size = min(room, self._setup.round_size)
         # The slots of a large round begin as soon as each has a run and a successor; `fill` plans the rest.
@@ -219,7 +220,7 @@ class Planner:
         if self._filling is None:
             self._study.fill_round(n)
         count = len(self.queue) if self._filling is None else size
-        self._tell(RoundPlanned(f"round {n}: {count} run(s)", round=n, runs=count))
+        self._tell(RoundPlanned(f"round {n}: {plural(count, 'run')}", round=n, runs=count))
         self._book_round(n, count)
         self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
 
@@ -277,7 +278,7 @@ class Planner:
             plan = self._decider.plan_of(twin)
         except LabError:  # its folder is gone
             return None
-        why = f"the model believes in it: {best.mean:.5g} ± {best.sd:.2g} after {best.runs} run(s)"
+        why = f"the model believes in it: {best.mean:.5g} ± {best.sd:.2g} after {plural(best.runs, 'run')}"
         return self._take(self._decider.repeat(twin, plan, seed, why, by=search.name), round_)
 
     def _follow_up(self, free: int) -> None:
@@ -338,7 +339,7 @@ class Planner:
         repeats = (Role.REPLICATE, Role.CONFIRMATION)
         reasons = [run.reason for run in self.queue if run.reason and run.role not in repeats]
         following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-        self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
+        self._book(labbook.line(time.time(), f"round {n} decided", seen, plural(count, "run"), following))
 
     def _decide(self, round_: int | None, room: int) -> int:
         """Plan up to `room` runs: base configs that were not run yet, and proposals that pass the guard.
@@ -530,9 +531,9 @@ class Planner:
         """Return what the budget leaves, in words."""
         usage = self._used()
         budget = self._setup.study.budget
-        limits = [("rounds", usage.rounds, "round(s)"), ("runs", usage.runs, "run(s)")]
+        limits = [("rounds", usage.rounds, "round"), ("runs", usage.runs, "run")]
         said = [
-            f"{max(0, limit - used + self._since(name))} {what}"
+            plural(max(0, limit - used + self._since(name)), what)
             for name, used, what in limits
             if (limit := self._limit(name)) is not None
         ]
@@ -555,8 +556,13 @@ class Planner:
         runs = usage.runs - self._since("runs")
         if runs >= limit:
             submitted = usage.runs - self._study.usage(self._totals()).runs
-            self.why = f"all {limit} run(s) are done" + (f", {submitted} of them submitted commands" * (submitted > 0))
+            self.why = all_done(runs, "run") + (f", {submitted} of them submitted commands" * (submitted > 0))
         return limit - runs
+
+
+def all_done(count: int, what: str) -> str:
+    """Return `all 3 rounds are done`: as many as the budget allows, or more if it allowed more before."""
+    return f"1 {what} is done" if count == 1 else f"all {count} {what}s are done"
 
 
 def find_search(proposers: Sequence[Proposer]) -> SearchProposer | None:

@@ -25,6 +25,7 @@ from looplab.loop.lock import engine_pid
 from looplab.loop.planning import Planner
 from looplab.loop.prepare import FilledCommand, Preparer
 from looplab.loop.setup import Base, Setup
+from looplab.report.wording import plural
 from looplab.runs import folder
 
 UNDRAWN = "xxxx"
@@ -85,7 +86,8 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     lost = study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
     if lost:
         raise LabError(
-            f"{lost} run(s) were measured by another objective than that of lab.yaml, on which depends what is next",
+            f"{plural(lost, 'run was', 'runs were')} measured by another objective than that of lab.yaml, so "
+            "it is not known what is next",
             hint="`looplab remeasure` reads them again, and `looplab run` begins with that",
         )
     switched = switch_conditions(setup, study)
@@ -120,7 +122,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     if not why and open_runs:
         waiting = study.count_waiting()
         why = "more are planned when a slot is free" if continuous else "the next round is planned when they have ended"
-        why += f" ({waiting} proposal(s) wait)" if waiting else ""
+        why += f" ({plural(waiting, 'proposal is', 'proposals are')} waiting)" if waiting else ""
     placed = _place(setup, study, open_runs, planner.queue)
     rejected = [event.data["proposal"] for event in ledger.events(after=before) if event.kind == "rejected"]
     return Preview(

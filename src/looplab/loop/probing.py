@@ -41,6 +41,7 @@ from looplab.loop.decision import Decider, ProposalRejected, base_runs, decide_b
 from looplab.loop.setup import Base, RunOptions, Setup, make_guard
 from looplab.loop.watching import WATCHED
 from looplab.measure.discover import reader_of
+from looplab.report.wording import plural
 from looplab.runs import folder
 
 MODE = "probe"
@@ -141,7 +142,7 @@ class Result:
         if self.setting.skipped:
             return f"not run: {self.setting.skipped}"
         if self.missing:
-            return f"{self.missing} run(s) to go" + (f"; {self.trouble}" if self.trouble else "")
+            return f"{plural(self.missing, 'run')} to go" + (f"; {self.trouble}" if self.trouble else "")
         return "stable" if self.stable else self.trouble
 
 
@@ -443,7 +444,7 @@ def judge_rows(values: Sequence[float], metric: str) -> tuple[float | None, floa
     if mean <= 0:
         return mean, None, f"a {metric} of {mean:g}"
     if len(values) < LEAST_ROWS or len(late) < 2:
-        return mean, None, f"too short to tell: {len(values)} row(s) of {metric}, {LEAST_ROWS} are needed"
+        return mean, None, f"too short to tell: {plural(len(values), 'row')} of {metric}, {LEAST_ROWS} are needed"
     return mean, stdev(late) / mean, ""
 
 
@@ -478,7 +479,7 @@ def advise(results: Sequence[Result], metric: str) -> Advice | None:
     chosen = min(near, key=lambda result: (result.setting.cost, -_speed(result)))
     reason = f"{rate(_speed(chosen))} {metric}, ± {chosen.cv or 0:.0%}: "
     if chosen is fastest:
-        reason += f"the fastest of {len(stable)} stable setting(s)"
+        reason += f"the fastest of {plural(len(stable), 'stable setting')}"
     else:
         reason += f"the cheapest within {NEAR:.0%} of the fastest, {fastest.setting.name} ({rate(_speed(fastest))})"
     base = next((result for result in results if result.setting.is_base), None)

@@ -15,6 +15,7 @@ from typing import Any
 from looplab.config.files import read_config
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
+from looplab.report.wording import plural
 from looplab.runs import folder, tree
 from looplab.runs.capsule import Capsules, Fingerprints, doubt
 from looplab.runs.git import GitError, git, require_commit, work_tree
@@ -172,7 +173,9 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
             notes.append(f"{name} was never in git: taken as it is now")
     more = (code.get("untracked_count") or 0) - len(named)
     if more > 0:
-        notes.append(f"{more} more file(s) were never in git and are not named in the capsule: they are missing")
+        notes.append(
+            f"{plural(more, 'more file was', 'more files were')} never in git and not named in the capsule: missing"
+        )
     for name in capsule.get("data") or {}:
         if not os.path.lexists(place / name) and (lab / name).exists():
             with tree.open_parent(place, name, create=True) as (parent, last):

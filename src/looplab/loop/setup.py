@@ -117,8 +117,8 @@ class RunOptions:
 
 
 NO_GIT = (
-    "the lab is not in git: of its code only hashes are recorded, so changes are noticed but runs cannot be reproduced "
-    "(`git init`, then commit)"
+    "the lab is not in git: of its code only hashes are recorded, so runs can be reproduced only while the code is "
+    "unchanged (`git init`, then commit)"
 )
 COMPARED = (
     "judge", "deterministic", "objective", "holdout", "measure.sources", "measure.aliases", "measure.stdout",
@@ -623,7 +623,11 @@ def make_proposers(
             others.append(RulesProposer(file, setup.guard, history, entry.variants))
         elif entry.search is not None:
             if study.objective is None:
-                raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
+                raise LabError(
+                    "search needs an objective: say which metric counts",
+                    file=setup.lab / "lab.yaml",
+                    hint="`looplab try` shows what the trainer measures, `looplab objective METRIC` writes it",
+                )
             goal = study.objective.goal
             search = make_search(setup, entry.search, history)
             others.append(search)

@@ -39,6 +39,7 @@ from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, study_slots
+from looplab.report.wording import plural
 from looplab.runs import clock
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
@@ -351,7 +352,7 @@ def refusal(budget: BudgetConfig, record: StudyLedger, runs: int | None = None) 
     usage = record.shared_usage()
     limit, used = (budget.runs, usage.runs) if runs is None else (runs, record.usage().runs)
     if limit is not None and used >= limit:
-        return f"the budget of {limit} run(s) is used"
+        return f"the budget of {plural(limit, 'run')} is used"
     return time_spent(budget, usage)
 
 

@@ -25,6 +25,7 @@ from looplab.measure.base import Batch
 from looplab.measure.discover import describe, reader_of
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
+from looplab.report.wording import plural
 from looplab.runs import clock, folder
 from looplab.watch.alert import send
 from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, names
@@ -158,7 +159,7 @@ class RunMonitor:
         while before.proposer == Origin.WATCH and before.parent is not None:
             depth, before = depth + 1, self._record.run(before.parent)
         if depth >= alarm.requeues:
-            return f"stopped; it was sent back {depth} time(s) already"
+            return f"stopped; it was sent back {plural(depth, 'time')} already"
         config = self._record.config_of(run, self._outputs / run.id)
         resolved, stuck = resolve(config, [parse_edit(edit) for edit in alarm.requeue], {}, self._knobs)
         if not resolved:

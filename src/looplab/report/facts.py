@@ -538,10 +538,13 @@ def _apply_objective(current: ObjectiveConfig | None, files: Sequence[_Files], r
     notes = []
     if recomputed:
         notes.append(
-            f"{recomputed} run(s) were recorded under another objective; this one was computed from their metrics"
+            f"{wording.plural(recomputed, 'run was', 'runs were')} recorded under another objective; "
+            "this one was computed from their metrics"
         )
     if lost:
-        notes.append(f"{lost} run(s) were recorded under another objective and count as not measured")
+        notes.append(
+            f"{wording.plural(lost, 'run was', 'runs were')} recorded under another objective and lack this one"
+        )
     return notes
 
 

@@ -24,9 +24,11 @@ def number(value: float | None, digits: int = 5) -> str:
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """Return a difference with its sign."""
+    """Return a difference with its sign: `+0.0333`, `+3600`."""
     if value is None:
         return NOTHING
+    if 1 <= abs(value) < 1e6:  # not +3.6e+03
+        digits = max(digits, floor(log10(abs(value))) + 1)
     return "0" if value == 0 else ("+" if value > 0 else "") + number(value, digits)
 
 

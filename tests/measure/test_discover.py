@@ -9,7 +9,7 @@ import pytest
 
 from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
-from looplab.measure.base import Batch
+from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import MAX_DEPTH, Reader, reader_of
 
 OLD_WANDB = Path(__file__).parent / "data" / "wandb-0.16.6.wandb"
@@ -343,3 +343,16 @@ def test_the_objective_of_a_study_is_found_under_other_separators(tmp_path: Path
         }
     )
     assert set(reader_of(study, tmp_path).poll()) == {"eval_accuracy"}
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "train_log.jsonl", "history.ndjson", "metrics.jsonl"])
+def test_rows_of_json_have_several_usual_names(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "results" / name
+    path.parent.mkdir()
+    path.write_text('{"epoch": 1, "valid": {"ndcg": 0.25}}\n{"epoch": 2, "valid": {"ndcg": 0.5}}\n')
+    assert Reader(tmp_path).poll()["valid/ndcg"] == Curve([1, 2], [0.25, 0.5])
+
+
+def test_rows_of_examples_are_not_metrics(tmp_path: Path) -> None:
+    (tmp_path / "predictions.jsonl").write_text('{"id": 1, "score": 0.5}\n')
+    assert Reader(tmp_path).poll() == {}

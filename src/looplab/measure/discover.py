@@ -40,8 +40,9 @@ _BY_NAME = {
 _CSV = re.compile(
     r"(?i)(?:[\w.-]*[_-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
 )
-_RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation)\.json")
-"""Files that trainers write at their end."""
+_JSONL = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|logs?|history|progress|scalars|losses)\.(?:jsonl|ndjson)")
+_RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation|scalars|logs?)\.json")
+"""Files that trainers write at their end, or to which they add a line from time to time."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
 """Text that trainers write beside what they print, or instead; W&B has its own `debug.log`."""
 IGNORED = frozenset(
@@ -441,6 +442,8 @@ def kind_of(name: str) -> str | None:
         return "wandb" if name.startswith("run-") else None
     if name.lower().endswith((".csv", ".tsv", ".txt", ".log")):
         return "csv" if _CSV.fullmatch(name) else "log_file" if _LOG.fullmatch(name) else None
+    if name.lower().endswith((".jsonl", ".ndjson")):
+        return "jsonl" if _JSONL.fullmatch(name) else None
     if name.endswith(".json"):
         return "trainer_summary" if _RESULTS.fullmatch(name) else None
     if name.startswith("events.out.tfevents.") and not name.endswith(".profile-empty"):

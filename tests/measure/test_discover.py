@@ -356,3 +356,8 @@ def test_rows_of_json_have_several_usual_names(tmp_path: Path, name: str) -> Non
 def test_rows_of_examples_are_not_metrics(tmp_path: Path) -> None:
     (tmp_path / "predictions.jsonl").write_text('{"id": 1, "score": 0.5}\n')
     assert Reader(tmp_path).poll() == {}
+
+
+def test_a_name_with_a_power_is_found_as_it_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("epoch 1 | test R^2 0.25\nepoch 2 | test R^2 0.5\n")
+    assert Reader(tmp_path, wanted={"test R^2"}).poll(True) == {"test R^2": Curve([1, 2], [0.25, 0.5])}

@@ -286,7 +286,7 @@ class Reader:
                 self.last_step = last
 
     def _find_wanted(self, entry: _Entry, names: Sequence[str]) -> dict[str, str]:
-        """Return the names that are one of the study's metrics, apart from `_`, `/` and `.`, and that metric."""
+        """Return the names that are one of the study's metrics, apart from `_`, `/`, `.` and `^`, and that metric."""
         found: dict[str, list[str]] = {}
         for raw in names:
             if raw not in self._rename and (metric := self._wanted_by_canonical.get(_canonical(raw))):
@@ -417,7 +417,7 @@ def _canonical(name: str) -> str:
     return name.translate(_SEPARATORS)
 
 
-_SEPARATORS = str.maketrans("/. ", "___")
+_SEPARATORS = str.maketrans("/. ", "___") | {ord("^"): None, ord("²"): "2"}
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

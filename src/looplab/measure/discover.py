@@ -359,11 +359,16 @@ class Reader:
                 self._scan_folder(path, depth + 1)
 
     def _is_own_file(self, entry: os.DirEntry[str]) -> bool:
-        """Return whether an entry is a file in the run folder, rather than a link to a file that the trainer reads."""
+        """Return whether an entry is a file of the run, rather than a link of `launch.links` to what the trainer reads.
+
+        Such a link leads to the same path below another folder, the lab.
+        """
         if not _is_file(entry):
             return False
-        inside = os.path.realpath(self._run_dir) + os.sep
-        return not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside)
+        if not entry.is_symlink():
+            return True
+        run_dir, target = os.path.realpath(self._run_dir) + os.sep, os.path.realpath(entry.path)
+        return target.startswith(run_dir) or not target.endswith(os.sep + os.path.relpath(entry.path, self._run_dir))
 
     def _kind_of(self, name: str, folder: str, depth: int) -> str | None:
         """Return the kind of a file; None if it has no metrics.

@@ -9,7 +9,7 @@ import pytest
 
 from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
-from looplab.measure.base import Batch
+from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import MAX_DEPTH, Reader, reader_of
 
 OLD_WANDB = Path(__file__).parent / "data" / "wandb-0.16.6.wandb"
@@ -354,3 +354,21 @@ def test_links_to_what_the_trainer_reads_are_not_its_metrics(tmp_path: Path) -> 
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     assert "price" in Reader(run).poll()
     assert set(Reader(run, inputs=["results.csv", "./data"]).poll()) == {"loss"}
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "train_log.jsonl", "history.ndjson", "metrics.jsonl"])
+def test_rows_of_json_have_several_usual_names(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "results" / name
+    path.parent.mkdir()
+    path.write_text('{"epoch": 1, "valid": {"ndcg": 0.25}}\n{"epoch": 2, "valid": {"ndcg": 0.5}}\n')
+    assert Reader(tmp_path).poll()["valid/ndcg"] == Curve([1, 2], [0.25, 0.5])
+
+
+def test_rows_of_examples_are_not_metrics(tmp_path: Path) -> None:
+    (tmp_path / "predictions.jsonl").write_text('{"id": 1, "score": 0.5}\n')
+    assert Reader(tmp_path).poll() == {}
+
+
+def test_a_name_with_a_power_is_found_as_it_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("epoch 1 | test R^2 0.25\nepoch 2 | test R^2 0.5\n")
+    assert Reader(tmp_path, wanted={"test R^2"}).poll(True) == {"test R^2": Curve([1, 2], [0.25, 0.5])}

@@ -163,3 +163,23 @@ def test_a_history_that_is_written_again_adds_only_its_new_points(tmp_path: Path
     path.write_text(json.dumps({"loss": [3, 2, 1.5]}))
     second = source.poll()
     assert (first["loss"].steps, second["loss"].steps, second["loss"].values) == ([0.0, 1.0], [2.0], [1.5])
+
+
+def test_rows_that_are_added_to_a_json_file_are_curves(tmp_path: Path) -> None:
+    """Detectron2 and MMEngine write `metrics.json` and `scalars.json` so: one object per line, each with its step."""
+    path = tmp_path / "output" / "metrics.json"
+    path.parent.mkdir()
+    source = TrainerSummarySource(path)
+    path.write_text('{"iteration": 19, "total_loss": 0.5, "lr": 0.1}\n')
+    first = source.poll()
+    assert first["total_loss"] == Curve([19], [0.5])
+    with path.open("a") as file:
+        file.write('{"iteration": 39, "total_loss": 0.25, "lr": 0.1}\n{"iteration": 39, "bbox/AP": 41.5}\n{"itera')
+    assert source.poll() == {"total_loss": Curve([39], [0.25]), "bbox/AP": Curve([39], [41.5])}
+    assert source.skipped == 0
+    assert Reader(tmp_path).poll()["total_loss"] == Curve([19, 39], [0.5, 0.25])
+
+
+def test_the_rows_of_a_history_have_their_own_steps(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"history": [{"epoch": e, "val_acc": e / 4} for e in (1, 2)]}))
+    assert Reader(tmp_path).poll()["val_acc"] == Curve([1, 2], [0.25, 0.5])

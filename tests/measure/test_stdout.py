@@ -592,3 +592,35 @@ def test_rows_of_bare_numbers_whose_first_column_counts_are_curves(tmp_path: Pat
 )
 def test_a_matrix_is_not_a_curve(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text) == {}
+
+
+def test_a_training_heading_between_rules_applies_to_the_lines_below_it(tmp_path: Path) -> None:
+    text = "--- train ---\naccuracy : 0.92\nROC AUC  : 0.97\n--- validation ---\naccuracy : 0.82\nROC AUC  : 0.88\n"
+    assert {name: points[0][1] for name, points in read(tmp_path, text).items()} == {
+        "train_accuracy": 0.92,
+        "train_ROC_AUC": 0.97,
+        "validation_accuracy": 0.82,
+        "validation_ROC_AUC": 0.88,
+    }
+    assert set(read(tmp_path, "=== Training ===\nepoch 1 loss: 0.5\nepoch 2 loss: 0.4\n")) == {"loss"}
+
+
+def test_the_line_of_the_code_in_a_log_line_is_not_a_metric(tmp_path: Path) -> None:
+    text = "2026-01-02 13:00:00,123 [INFO ] trainer:30 - epoch 1/10 finished in 0.01 s: training loss 3.7, validation loss 0.9\n"
+    assert set(read(tmp_path, text)) == {"training_loss", "validation_loss"}
+    assert read(tmp_path, "step 3 loss:2 - acc:1 - done\n") == {"loss": [(3, 2)], "acc": [(3, 1)]}
+
+
+@pytest.mark.parametrize(
+    ("line", "points"),
+    [
+        (
+            "epoch 01/05 | test mse 1.3345 | test R^2 0.1234 | 0.1s",
+            {"test_mse": [(1, 1.3345)], "test_R2": [(1, 0.1234)]},
+        ),
+        ("R²: 0.81", {"R2": [(0, 0.81)]}),
+        ("[mlp] ep 2/4  train/loss=1.5  val/acc=0.7", {"train/loss": [(2, 1.5)], "val/acc": [(2, 0.7)]}),
+    ],
+)
+def test_signs_in_names_and_short_words_for_epochs(tmp_path: Path, line: str, points: Points) -> None:
+    assert read(tmp_path, line + "\n") == points

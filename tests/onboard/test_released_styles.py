@@ -21,6 +21,7 @@ from looplab.onboard.base import Interface, Script, ScriptSetting
 from looplab.onboard.knobs import find_seed, suggest, unused_settings
 from looplab.onboard.labfile import make_lab
 from looplab.onboard.objective import kept_best, kept_in_config, rank_objectives
+from looplab.onboard.output_folder import output_words
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import find_script
 from looplab.onboard.trial import MeasuredMetric
@@ -345,3 +346,176 @@ def test_a_second_metric_that_is_almost_as_likely_is_named(tmp_path: Path) -> No
     told = looplab(tmp_path, "try", "--yes")
     assert "objective: val_accuracy (max), written" in told
     assert "almost as likely: val_loss (min): looplab objective val_loss --min" in told
+
+
+# -- where the hyper-parameters are
+
+
+def test_a_config_file_whose_path_is_computed_is_read(tmp_path: Path) -> None:
+    """YOLO has `default=ROOT / "data/hyp.yaml"`, and its seed is a flag."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "hyp.yaml").write_text("lr0: 0.01\nmomentum: 0.9\n")
+    code = f"""from pathlib import Path
+{ARGPARSE}
+ROOT = Path(__file__).resolve().parent
+p.add_argument("--hyp", default=ROOT / "data/hyp.yaml")
+p.add_argument("--project", default=ROOT / "runs/train")
+p.add_argument("--seed", type=int, default=0)
+p.parse_args()
+"""
+    lab = lab_of(tmp_path, code)
+    assert set(lab["knobs"]) == {"lr0", "momentum"}
+    assert lab["launch"]["command"][2:] == ["--hyp", "{config}", "--seed", "{config.seed}"]
+    script = find_script([sys.executable, "train.py"], tmp_path)
+    assert output_words(script, ["runs/train/exp/hyp.yaml"]) == ["--project", "{out_dir}/train"]
+
+
+def test_a_seed_that_is_a_flag_of_click_goes_with_a_config_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text("optimizer: {lr: 0.05}\nepochs: 5\n")
+    code = """import click
+@click.command()
+@click.option("--config", type=click.Path(exists=True), default="config.yml")
+@click.option("--lr", type=float, default=None)
+@click.option("--seed", type=int, default=17)
+def main(config, lr, seed): pass
+main()
+"""
+    lab = lab_of(tmp_path, code)
+    assert (lab["seed"], lab["config"]["seed"]) == ("seed", 17)
+    assert lab["launch"]["command"][2:] == ["--config", "{config}", "--seed", "{config.seed}"]
+    assert set(lab["knobs"]) == {"optimizer.lr"}
+
+
+NANOGPT = """batch_size = 32
+learning_rate = 6e-3
+dropout = 0.0
+exec(open('configurator.py').read())
+"""
+
+
+def test_values_in_a_python_file_that_is_typed_are_the_base_config(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "small.py").write_text("learning_rate = 1e-2 # higher\nbatch_size = 16\nother = 3\n")
+    lab = lab_of(tmp_path, NANOGPT, "config/small.py")
+    assert lab["config"] == {"batch_size": 16, "learning_rate": 0.01, "dropout": 0.0}
+    assert lab["launch"]["command"][2:] == ["config/small.py", "{flags}"]
+
+
+MINGPT = """import sys
+class Net:
+    @staticmethod
+    def get_default_config():
+        C = CN()
+        C.model_type = 'gpt'
+        C.n_hidden = 48
+        return C
+class Trainer:
+    @staticmethod
+    def get_default_config():
+        C = CN()
+        C.learning_rate = 3e-4
+        C.batch_size = 64
+        return C
+def get_config():
+    C = CN()
+    C.system = CN()
+    C.system.seed = 3407
+    C.system.work_dir = './out/adder'
+    C.model = Net.get_default_config()
+    C.model.model_type = 'gpt-nano'
+    C.trainer = Trainer.get_default_config()
+    C.trainer.learning_rate = 5e-4
+    return C
+config = get_config()
+config.merge_from_args(sys.argv[1:])
+"""
+
+
+def test_configs_that_classes_return_are_tables_of_the_config(tmp_path: Path) -> None:
+    lab = lab_of(tmp_path, MINGPT)
+    assert lab["config"]["model"] == {"model_type": "gpt-nano", "n_hidden": 48}
+    assert lab["config"]["trainer"] == {"learning_rate": 5e-4, "batch_size": 64}
+    assert set(lab["config"]) == {"system", "model", "trainer"}
+    assert lab["launch"]["config"]["skip"] == ["model.model_type", "system.work_dir"]  # not literals of Python
+    assert lab["seed"] == "system.seed"
+
+
+def test_an_experiment_like_that_of_sacred_takes_words(tmp_path: Path) -> None:
+    code = """from own import Experiment
+ex = Experiment("svm")
+@ex.config
+def cfg():
+    C = 1.0
+    seed = 5
+@ex.automain
+def run(C, seed): pass
+"""
+    lab = lab_of(tmp_path, code)
+    assert lab["config"] == {"C": 1.0, "seed": 5}
+    assert lab["launch"]["command"][2:] == ["with", "{overrides}"]
+
+
+def test_defaults_of_shell_variables_may_be_quoted_or_assigned(tmp_path: Path) -> None:
+    code = f"{ARGPARSE}" + "".join(
+        f'p.add_argument("--{name}", type={kind}, required=True)\n'
+        for name, kind in (("lr", "float"), ("hidden", "int"), ("seed", "int"))
+    )
+    (tmp_path / "fit.py").write_text(f"{code}p.parse_args()\n")
+    (tmp_path / "run.sh").write_text(
+        'LR=${LR:-1e-2}\nHIDDEN=${HIDDEN:-"24"}\n: "${SEED:=13}"\npython fit.py --lr "$LR" --hidden $HIDDEN --seed "$SEED"\n'
+    )
+    script = find_script(["run.sh"], tmp_path)
+    interface = read_interface(script)
+    assert interface is not None
+    assert json.loads(make_lab(script, interface).files["run.base.json"]) == {"lr": 0.01, "hidden": 24, "seed": 13}
+
+
+def test_choices_of_a_type_are_those_of_the_knob(tmp_path: Path) -> None:
+    code = """from typing import Literal
+from jsonargparse import CLI
+def train(lr: float = 0.1, schedule: Literal["const", "cosine"] = "cosine"): pass
+CLI(train)
+"""
+    lab = lab_of(tmp_path, code)
+    assert lab["knobs"]["schedule"] == {"choices": ["const", "cosine"]}
+    assert lab["config"]["schedule"] == "cosine"
+
+
+def test_a_rate_in_a_text_that_may_have_several_is_a_knob(tmp_path: Path) -> None:
+    """fairseq: `--lr 0.25`, or `--lr 0.25,0.1` for two epochs."""
+    code = f"""{ARGPARSE}
+p.add_argument("--lr", default="0.25", type=lambda text: [float(word) for word in text.split(",")])
+p.add_argument("--layers", default="64,64", type=lambda text: [int(word) for word in text.split(",")])
+p.parse_args()
+"""
+    lab = lab_of(tmp_path, code)
+    assert lab["config"] == {"lr": 0.25}
+    assert lab["knobs"]["lr"] == {"type": "float", "low": 0.0025, "high": 2.5, "log": True}
+
+
+def test_names_that_other_fields_use() -> None:
+    rate = suggest(ScriptSetting("step_size", "float", 0.1))
+    assert (rate.role, rate.spec) == ("knob", {"type": "float", "low": 0.001, "high": 1.0, "log": True})
+    assert suggest(ScriptSetting("prior_precision", "float", 1.0)).role == "doubtful"
+    assert suggest(ScriptSetting("precision", "int", 16)).role == "other"
+    assert suggest(ScriptSetting("attn_pdrop", "float", 0.1)).spec == {"type": "float", "low": 0.0, "high": 0.7}
+
+
+def test_a_default_is_not_repeated_in_the_comment_of_a_knob(tmp_path: Path) -> None:
+    script, interface = read(
+        tmp_path,
+        f'{ARGPARSE}p.add_argument("--lr", type=float, default=0.1, help="default: %(default)s")\np.parse_args()',
+    )
+    assert "default" not in make_lab(script, interface).files["lab.yaml"].partition("knobs:")[2]
+
+
+# -- which metric is the objective
+
+
+def test_words_with_digits_and_capitals_are_results() -> None:
+    def best(*names: str) -> tuple[str, str]:
+        guess = rank_objectives([metric(name, 0.5) for name in names])[0]
+        return guess.metric, guess.goal
+
+    assert best("box_loss", "P", "R", "mAP50", "mAP50-95") == ("mAP50-95", "max")
+    assert best("LossPi", "AverageEpRet", "MaxEpRet", "StdEpRet", "AverageEpLen") == ("AverageEpRet", "max")

@@ -11,7 +11,6 @@ from looplab.measure.discover import CURVES, kind_of
 from looplab.onboard.base import Script
 from looplab.onboard.objective import rank_objectives
 from looplab.onboard.output_folder import output_words
-from looplab.onboard.readers import read_interface
 from looplab.onboard.trial import Comparison, Observation
 from looplab.onboard.written import explain_written, writes_beside_itself
 from looplab.runs.clock import format_seconds
@@ -52,7 +51,7 @@ def explain_new_folder(run: Observation, study: StudyConfig, script: Script | No
     made = [one.file for one in run.wrote if one.is_new and "/" in one.file]
     if run.diagnosis is not None and (named := re.search(r"its output (\S+) exists", run.diagnosis.what)):
         made = [os.path.relpath(named[1]) if os.path.isabs(named[1]) else named[1]]
-    words = output_words(read_interface(script), made) if script is not None and made else []
+    words = output_words(script, made) if script is not None and made else []
     if words:
         remedy = f"add {', '.join(words)} to launch.command in {LAB_FILE}"
     elif study.launch.cwd != RUN_FOLDER:

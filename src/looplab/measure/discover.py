@@ -40,8 +40,9 @@ _BY_NAME = {
 _CSV = re.compile(
     r"(?i)(?:[\w.-]*[_-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
 )
-_RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation)\.json")
-"""Files that trainers write at their end."""
+_JSONL = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|logs?|history|progress|scalars|losses)\.(?:jsonl|ndjson)")
+_RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation|scalars|logs?)\.json")
+"""Files that trainers write at their end, or to which they add a line from time to time."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
 """Text that trainers write beside what they print, or instead; W&B has its own `debug.log`."""
 IGNORED = frozenset(
@@ -290,7 +291,7 @@ class Reader:
                 self.last_step = last
 
     def _find_wanted(self, entry: _Entry, names: Sequence[str]) -> dict[str, str]:
-        """Return the names that are one of the study's metrics, apart from `_`, `/` and `.`, and that metric."""
+        """Return the names that are one of the study's metrics, apart from `_`, `/`, `.` and `^`, and that metric."""
         found: dict[str, list[str]] = {}
         for raw in names:
             if raw not in self._rename and (metric := self._wanted_by_canonical.get(_canonical(raw))):
@@ -423,7 +424,7 @@ def _canonical(name: str) -> str:
     return name.translate(_SEPARATORS)
 
 
-_SEPARATORS = str.maketrans("/. ", "___")
+_SEPARATORS = str.maketrans("/. ", "___") | {ord("^"): None, ord("²"): "2"}
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -448,6 +449,8 @@ def kind_of(name: str) -> str | None:
         return "wandb" if name.startswith("run-") else None
     if name.lower().endswith((".csv", ".tsv", ".txt", ".log")):
         return "csv" if _CSV.fullmatch(name) else "log_file" if _LOG.fullmatch(name) else None
+    if name.lower().endswith((".jsonl", ".ndjson")):
+        return "jsonl" if _JSONL.fullmatch(name) else None
     if name.endswith(".json"):
         return "trainer_summary" if _RESULTS.fullmatch(name) else None
     if name.startswith("events.out.tfevents.") and not name.endswith(".profile-empty"):

@@ -1,4 +1,7 @@
-"""A JSON file that is rewritten as a whole from time to time: one point for each number whenever it changes."""
+"""A JSON file that is rewritten as a whole from time to time: one point for each number whenever it changes.
+
+Some trainers append rows to a file of such a name instead, one JSON object per line: each row is a point then.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.measure.base import Batch, Curve
-from looplab.measure.rows import NOT_METRICS, to_float
+from looplab.measure.rows import NOT_METRICS, RowAccumulator, to_float
 from looplab.measure.words import is_result
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
@@ -36,14 +39,14 @@ class JsonFile:
         self._identity: tuple[int, int, int] | None = None
         self._returned: dict[str, float] = {}
         self._points: dict[str, int] = {}
-        """Points of lists that were returned, by name."""
+        """Points of curves that were returned, by name."""
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
         content = self._read_if_changed()
         if content is None:
             return {}
         values: dict[str, float] = {}
-        curves: dict[str, list[float]] = {}
+        curves: Batch = {}
         content.pop("_wandb", None)
         flatten_numbers("", content, self._separator, values, curves)
         values = {self._rename(name): value for name, value in values.items()}
@@ -55,12 +58,13 @@ class JsonFile:
             if name not in NOT_METRICS and repr(self._returned.get(name)) != repr(value):
                 self._returned[name] = value
                 batch[name] = Curve([step], [value])
-        for name, points in curves.items():
+        for name, curve in curves.items():
             name = self._rename(name)
-            done = self._points.get(name, 0)
-            if len(points) > done and name not in batch:
-                self._points[name] = len(points)
-                batch[name] = Curve([float(index) for index in range(done, len(points))], points[done:])
+            # The first row of a file with a row per line was a whole document.
+            done = self._points.get(name, 1 if name in self._returned else 0)
+            if len(curve.steps) > done and name not in batch:
+                self._points[name] = len(curve.steps)
+                batch[name] = Curve(curve.steps[done:], curve.values[done:])
         return batch
 
     def _read_if_changed(self) -> dict[str, Any] | None:
@@ -78,8 +82,10 @@ class JsonFile:
             return None
         self._identity = identity
         content: Any = None
-        with suppress(UntrustedError):
+        try:
             content = load_json(data)
+        except UntrustedError:
+            content = _rows_of_lines(data)
         if isinstance(content, list):
             content = {"history": content}
         self.skipped = 0 if isinstance(content, dict) else 1
@@ -90,20 +96,33 @@ ROWS = frozenset({"history", "log", "logs", "log_history", "epochs", "steps", "m
 """Names of lists of rows that say nothing about the values in them."""
 
 
-def _add_rows(prefix: str, rows: list[dict[str, Any]], separator: str, curves: dict[str, list[float]]) -> None:
+def _rows_of_lines(data: bytes) -> list[dict[str, Any]] | None:
+    """Return the rows of a file with one JSON object per line, of which the last may be incomplete; None: it is not
+    such a file."""
+    rows: list[dict[str, Any]] = []
+    *lines, last = data.strip().split(b"\n")
+    for line in lines:
+        row: Any = None
+        with suppress(UntrustedError):
+            row = load_json(line)
+        if not isinstance(row, dict):
+            return None
+        rows.append(row)
+    with suppress(UntrustedError):
+        row = load_json(last)
+        rows += [row] if isinstance(row, dict) else []
+    return rows or None
+
+
+def _add_rows(prefix: str, rows: list[dict[str, Any]], separator: str, curves: Batch) -> None:
     """Collect the results in a list of rows: `[{"epoch": 0, "val": {"loss": 0.3}}, …]`."""
-    above = "" if prefix.rpartition(separator)[2].lower() in ROWS else prefix
-    for row in rows:
-        values: dict[str, float] = {}
-        flatten_numbers(above, row, separator, values, {})
-        for name, value in values.items():
-            if is_result(name):
-                curves.setdefault(name, []).append(value)
+    above = "" if prefix.rpartition(separator)[2].lower() in ROWS else prefix + separator
+    found: Batch = {}
+    RowAccumulator(separator).fold_rows(rows, found)
+    curves |= {above + name: curve for name, curve in found.items() if is_result(above + name)}
 
 
-def flatten_numbers(
-    prefix: str, value: Any, separator: str, into: dict[str, float], curves: dict[str, list[float]]
-) -> None:
+def flatten_numbers(prefix: str, value: Any, separator: str, into: dict[str, float], curves: Batch) -> None:
     """Collect the numbers of nested mappings, and lists of numbers that are named after a result: a history."""
     if isinstance(value, dict):
         if "_type" not in value:
@@ -115,11 +134,9 @@ def flatten_numbers(
         _add_rows(prefix, value, separator, curves)
         return
     if isinstance(value, list):
-        points = [to_float(item) for item in value]
-        if len(points) > 1 and is_result(prefix.rpartition(separator)[2]):
-            curves[prefix] = [point for point in points if point is not None]
-            if len(curves[prefix]) < len(points):
-                del curves[prefix]  # not a list of numbers alone
+        points = [point for item in value if (point := to_float(item)) is not None]
+        if len(points) == len(value) > 1 and is_result(prefix.rpartition(separator)[2]):
+            curves[prefix] = Curve([float(index) for index in range(len(points))], points)
         return
     as_float = to_float(value)
     if as_float is not None:

@@ -91,6 +91,8 @@ _OF_MODEL = re.compile(
     re.ASCII,
 )
 """`Accuracy of the model: 0.9`."""
+_SQUARE = re.compile(r"(?<=\b[Rr])(?:\^2|²)")
+"""`R^2: 0.9` and `R² 0.9` are `R2`."""
 _DETECTION = re.compile(
     r"\s?Average (?:Precision|Recall)\s{1,9}\((?P<name>AP|AR)\) @\[ IoU=(?P<iou>[\d.:]{1,16})\s{0,9}\| area=\s{0,9}"
     rf"(?P<area>\w{{1,16}})\s{{0,9}}\| maxDets=\s{{0,9}}(?P<most>\d{{1,9}})\s{{0,9}}\] = (?P<value>{NUMBER})\s*+\Z",
@@ -100,13 +102,13 @@ _DETECTION = re.compile(
 _MEMORY = re.compile(r"\s?(?:[KMGT]i?B|bytes)\b")
 _STEP_IN_WORDS = re.compile(
     r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|optimizer step|step|iteration|iter|update|epoch|episode"
-    r"|generation|round|train(?=:\s?\d{1,9}\s?\[))(?:\((?:train|val|test)\))?"
+    r"|generation|round|ep(?=:?\s?\d{1,9}\s?/\s?\d)|train(?=:\s?\d{1,9}\s?\[))(?:\((?:train|val|test)\))?"
     r"\s*+[:=#]?\s*+[\[(]?\s*+(?P<value>\d++(?:\.\d++)?)(?P<unit>[kKMB](?!\w))?"
     r"(?![\w%]|[.,:-]\d)(?:\s{0,9}/\s{0,9}(?P<of>\d{1,15})\b)?",
     re.IGNORECASE | re.ASCII,
 )
-_LOCATION = re.compile(r":\w{1,64}:\d{1,6}(?=\s)|\(\w{1,64}:\d{1,6}\)", re.ASCII)
-"""A place in the code in the prefix of a log line: `__main__:train:88`, `(train:88)`."""
+_LOCATION = re.compile(r"[:\s]\w{1,64}:\d{1,6}(?=\s[-|>]\s)|:\w{1,64}:\d{1,6}(?=\s)|\(\w{1,64}:\d{1,6}\)", re.ASCII)
+"""A place in the code in the prefix of a log line: `__main__:train:88`, `(train:88)`, ` train:88 - `."""
 _BATCH_NEXT = re.compile(r"[\])]?\s{0,9}[:|,-]?\s{0,9}[\[(]?\s{0,9}(\d{1,15})\s{0,9}/\s{0,9}(\d{1,15})(?![\w./])")
 _BATCH_LATER = re.compile(r"(?:[\[|]|[Bb]atch[:=]?)\s{0,9}(\d{1,15})\s{0,9}/\s{0,9}(\d{1,15})(?![\w./])")
 """The batch after an epoch: `Epoch: [0][10/391]`, `Epoch 1 [Batch 20/100]`, `Epoch 1: 45%|###  | 45/100`."""
@@ -133,7 +135,7 @@ _COUNTS = re.compile(
 )
 """Sizes of the splits before the values of a line, which are of neither: `Train steps: 25 Val steps: 7 loss: 0.3`."""
 _SPLIT_HINTS = ("tr", "val", "test", "tst", "dev", "hold", "held")
-_STEP_HINTS = ("step", "iter", "update", "epoch", "episode", "generation", "round", "train:")
+_STEP_HINTS = ("step", "iter", "update", "epoch", "episode", "generation", "round", "train:", "ep ", "ep:")
 """Lower-case text that a line must contain for the slower expressions to match."""
 _WHOLE_LINE = re.compile(
     rf"\b(?i:split|phase|mode|stage|subset|partition)['\"]?\s*+[:=]\s*+['\"]?(?P<split>{SPLIT})", re.ASCII
@@ -241,6 +243,8 @@ def read_line(line: str, heading: str | None = None, wanted: Collection[str] = (
         return Printed([(_detection_name(detection), float(detection["value"]))], [], certain=True)
     if " over " in line or " across " in line:
         line = _OVER.sub(lambda match: f"{match['split'] + ' ' if match['split'] else ''}{match['what']}", line)
+    if "^2" in line or "²" in line:
+        line = _SQUARE.sub("2", line)
     if " of " in line:
         line = _OF_MODEL.sub("", line)
     if " @" in line:
@@ -374,6 +378,12 @@ def read_heading(line: str) -> str | None:
     return _clean_word(words[-1]) if words else None
 
 
+def is_ruled_heading(line: str) -> bool:
+    """Return whether a line is a heading between rules that only names a split: `--- train ---`, `== Test set ==`."""
+    text = line.strip()
+    return text[:2].strip("=*#-") == text[-2:].strip("=*#-") == "" and is_bare_heading(text.strip("=*#- "))
+
+
 def is_bare_heading(line: str) -> bool:
     """Return whether a line only names the next split, without a heading's sign: `[Validation]`, `Evaluating...`."""
     words = re.findall(r"[A-Za-z_-]+", line)
@@ -410,7 +420,7 @@ def _read_pairs(
             if notice:
                 continue
         before, previous = line[previous:start], end
-        if line[start - 1 : start] in (":", "(") and _LOCATION.match(line, start - 1):
+        if line[start - 1 : start] in (":", "(", " ") and not has_metric_word(key) and _LOCATION.match(line, start - 1):
             continue
         if key not in wanted and (
             (is_never_metric(key) and not _is_measured(line, key, start, key_end))

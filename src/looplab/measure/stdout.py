@@ -13,7 +13,17 @@ from looplab.measure.columns import NumberColumns
 from looplab.measure.json_file import flatten_numbers
 from looplab.measure.lines import LineSource
 from looplab.measure.patterns import Groups, Patterns
-from looplab.measure.printed import NUMBER, Printed, Step, has_step, is_bare_heading, read_heading, read_line, scaled
+from looplab.measure.printed import (
+    NUMBER,
+    Printed,
+    Step,
+    has_step,
+    is_bare_heading,
+    is_ruled_heading,
+    read_heading,
+    read_line,
+    scaled,
+)
 from looplab.measure.splits import has_split, kind_of_split
 from looplab.measure.tables import Tables, is_rule
 from looplab.measure.words import BATCH, EPOCH, INDEX, ITERATIONS, RANK, is_never_metric, is_result, is_setting
@@ -228,8 +238,8 @@ class StdoutSource(LineSource):
 
         A heading applies to the more deeply indented lines below it. If they are not indented, nothing marks their
         end: it then applies to the lines that follow directly, have metrics and no step. A training heading does not,
-        since later training lines have no heading either. A bare word (`Evaluating...`) applies until a name is
-        repeated.
+        unless it is between rules, since later training lines have no heading either. A bare word (`Evaluating...`)
+        applies until a name is repeated.
         """
         indent = len(line) - len(line.lstrip())
         is_fresh, self._is_heading_fresh = self._is_heading_fresh, False
@@ -251,7 +261,8 @@ class StdoutSource(LineSource):
                 self._names_below |= {name for name, _ in printed.metrics}
         if not printed.metrics:
             if heading := read_heading(line):
-                self._heading = (indent, heading, kind_of_split(heading) == "train")
+                is_train = kind_of_split(heading) == "train" and not is_ruled_heading(line)
+                self._heading = (indent, heading, is_train)
                 self._is_heading_fresh = True
                 self._names_below = set() if is_bare_heading(line) else None
             elif self._heading is not None and indent <= self._heading[0] and not (is_fresh and is_rule(line)):

@@ -27,6 +27,7 @@ _MAX_WORDS = frozenset(
         "rew",
         "return",
         "returns",
+        "ret",
         "success",
         "score",
         "survival",

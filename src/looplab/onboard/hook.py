@@ -236,7 +236,20 @@ def reads_back(action: argparse.Action, default: Any) -> bool | None:
         found = [plain(convert(text)) for text in texts]
     except BaseException:  # noqa: BLE001 (a conversion may raise anything, SystemExit too)
         return False
+    found = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in found]
     return found == words or (found == [default] and not isinstance(default, list))
+
+
+def number_in(action: argparse.Action, default: Any) -> Any:
+    """Return the number that a conversion of the script's own makes of a default that is a text, as in a list of rates:
+    `type=floats, default="0.25"`; else the default."""
+    if isinstance(default, str) and callable(action.type) and action.type not in (str, int, float):
+        with contextlib.suppress(BaseException):  # a conversion may raise anything, SystemExit too
+            found = plain(action.type(default))
+            found = found[0] if isinstance(found, list) and len(found) == 1 else found
+            if type(found) in (int, float) and float(default) == found:
+                return found
+    return default
 
 
 PROBES = (-1.0, 0.0, 0.5, 0.999, 1.0, 2.0)
@@ -296,9 +309,9 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
             if isinstance(action.choices, (list, tuple, set, frozenset, range, dict)) or hasattr(action.choices, "keys")
             else choices_of(action.choices)
             if isinstance(action.choices, type)
-            else None
+            else choices_of(getattr(action, "_typehint", None))  # of jsonargparse
         )
-        told = plain(default)
+        told = number_in(action, plain(default))
         option: dict[str, Any] = {
             "flags": list(action.option_strings),
             "dest": action.dest,

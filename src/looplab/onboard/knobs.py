@@ -45,7 +45,7 @@ OTHER = _words(
 RATES = _words("lr lrs lrate eta blr learningrate")
 DECAYS = _words("wd l1 l2 reg regularization penalty tol")
 SHARES = _words(
-    "dropout drop droprate prob probability ratio fraction frac smoothing subsample colsample bytree bylevel"
+    "dropout drop droprate pdrop prob probability ratio fraction frac smoothing subsample colsample bytree bylevel"
 )
 NEAR_ONE = _words("momentum beta gamma discount gae lambda lmbda lam ema polyak rho")
 BELOW_ONE = _words("gamma discount gae momentum ema polyak rho")
@@ -199,7 +199,8 @@ def _suggest(setting: ScriptSetting) -> Suggestion:
     default = setting.default
     if default is MISSING or default is None or known & EVALUATION or "seed" in known:
         return Suggestion("other")
-    is_other = bool(known & OTHER)
+    # `prior_precision: 1.0` is not the precision of numbers.
+    is_other = bool(known & OTHER - ({"precision"} if setting.kind == "float" else set()))
     if setting.kind == "bool":
         role: Role = "other" if is_other else "knob" if known & SWITCHES else "doubtful"
         return Suggestion(role, {"choices": [False, True]})
@@ -236,7 +237,7 @@ def _choice(known: set[str], choices: Sequence[Any], default: Any, *, is_other: 
 
 def _float(setting: ScriptSetting, known: set[str], pairs: set[str], default: float, *, is_other: bool) -> Suggestion:
     """Return what a setting with a real default looks like."""
-    if known & RATES or pairs & {"learning_rate", "learn_rate", "base_rate"}:
+    if known & RATES or pairs & {"learning_rate", "learn_rate", "base_rate", "step_size"}:
         return _rate(known, default)
     if "weight_decay" in pairs or (known & DECAYS and not (known & SHARES and 0 <= default <= 1)):
         return Suggestion("knob", _log(default, 100) or FROM_ZERO)
@@ -286,7 +287,7 @@ def _rate(known: set[str], default: float) -> Suggestion:
 
 def _share(known: set[str], default: float, *, is_other: bool) -> Suggestion:
     """Return what a probability or a fraction looks like."""
-    if known & {"dropout", "drop", "droprate"}:
+    if known & {"dropout", "drop", "droprate", "pdrop"}:
         high = 0.7 if default <= 0.7 else 0.95
         return Suggestion("knob", {"type": "float", "low": 0.0, "high": high})
     if "smoothing" in known:

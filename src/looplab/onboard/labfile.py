@@ -362,6 +362,7 @@ def flow(value: Any) -> str:
 def _comment(setting: ScriptSetting) -> str:
     text = " ".join(setting.help.split())
     text = re.sub(r"\s*\((?:[^()]{0,60}, )?default[:=]?.*?\)", "", text).strip()
+    text = re.sub(r"[\s;,.]*\bdefaults?(?: value)?\s?[:=]\s?\S*$", "", text, flags=re.IGNORECASE)
     return f"  # {text[:90]}" if text else ""
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from looplab.measure.splits import KINDS, kind_of_split
 from looplab.measure.stdout import LAST_LINE
 from looplab.measure.summary import METRIC_WORDS, Directions, plain_name
+from looplab.measure.words import words_of as plain_words
 from looplab.onboard.knobs import words_of
 from looplab.onboard.source import call_name, calls, constant, keyword
 from looplab.onboard.trial import MIN_POINTS, MeasuredMetric
@@ -25,6 +26,7 @@ SHORT = {
     "returns": "return",
     "rewards": "reward",
     "rew": "reward",
+    "ret": "return",
     "scores": "score",
     "losses": "loss",
     "likelihood": "ll",
@@ -66,8 +68,8 @@ NOT_RESULTS = {
 """Words of what is measured beside the result: rates, times, counters, spreads."""
 SUMMARY = {"best", "max", "min", "final"}
 """Words of values that a script derives from others."""
-WHOLE = {"both", "overall", "all"}
-"""Words of values over all parts of a split."""
+WHOLE = {"both", "overall", "all", "95"}
+"""Words of values over all parts of a split, or over all thresholds: `mAP50-95`."""
 SPLITS = {word for words in KINDS.values() for word in words}
 
 
@@ -163,7 +165,8 @@ def rank_objectives(
 
 
 def _result_words(name: str) -> set[str]:
-    return {SHORT.get(word, word) for word in words_of(name)}
+    known = plain_words(name) & METRIC_WORDS  # `map` of `mAP50`
+    return {SHORT.get(word, word) for word in (*words_of(name), *known)}
 
 
 def _split(name: str) -> str | None:

@@ -20,6 +20,7 @@ from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script, ScriptSetting
 from looplab.onboard.knobs import words_of
 from looplab.onboard.readers import read_interface
+from looplab.onboard.readers.flags import read_flags
 from looplab.onboard.source import call_name, calls, constant, keyword
 
 LOOKS = {"exists", "isdir", "is_dir", "listdir", "iterdir", "scandir"}
@@ -100,11 +101,14 @@ def _gives_up(body: Sequence[ast.stmt]) -> bool:
     return False
 
 
-def output_words(interface: Interface | None, files: Sequence[str]) -> list[str]:
+def output_words(script: Script, files: Sequence[str]) -> list[str]:
     """Return the options whose defaults are the places of these files, each with a place in the run folder."""
     found: list[str] = []
+    interface = read_interface(script)
+    if interface is not None and interface.base is not None:
+        interface = read_flags(script)  # of a script that has its hyper-parameters in a config file
     for setting in interface.settings if interface is not None else ():
-        place = _relative_place(setting)
+        place = _relative_place(setting, script.folder)
         if place is not None and any(
             file == place or file.startswith(place + os.sep) for file in map(os.path.normpath, files)
         ):
@@ -119,7 +123,7 @@ def predicted_output(interface: Interface, folder: Path) -> list[list[str]]:
     """
     found: list[list[str]] = []
     for setting in interface.settings if interface.base is None else ():
-        place = _relative_place(setting)
+        place = _relative_place(setting, folder)
         words = set(words_of(setting.name))
         if place is None or words & INPUT or not words & OUTPUT:
             continue
@@ -140,8 +144,11 @@ INPUT = {"data", "dataset", "input", "load", "resume", "restore", "pretrained", 
 """Words of options that say what to read."""
 
 
-def _relative_place(setting: ScriptSetting) -> str | None:
+def _relative_place(setting: ScriptSetting, folder: Path) -> str | None:
+    """Return the place in the project that is the default of a setting; None: it is not such a place."""
     default = setting.default
+    if isinstance(default, str) and default.startswith(f"{folder.resolve()}{os.sep}"):
+        default = os.path.relpath(default, folder.resolve())  # ROOT / "runs"
     if not isinstance(default, str) or setting.positional or setting.kind != "str" or setting.choices:
         return None
     if not default.strip("./") or default.startswith(("/", "~")) or any(sign in default for sign in "{}$%:*\n "):
@@ -211,7 +218,7 @@ def place_output(lab: LabConfig, study: StudyConfig, script: Script | None, file
     launch = study.launch
     if launch.cwd != "." or script is None or script.tree is None:
         return None
-    words = output_words(read_interface(script), files)
+    words = output_words(script, files)
     if words:
         with _changed_launch(lab, study) as own:
             command = list(own["command"])

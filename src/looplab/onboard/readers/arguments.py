@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting, flag_rendering
-from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.environment import parse_number
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
@@ -202,46 +200,6 @@ def flags_interface(
         rendering["skip"] = skipped
     command = (*script.prefix, *places, "{flags}")
     return Interface(reader, tuple(settings), command, rendering, notes=tuple(notes))
-
-
-def with_flags(interface: Interface, script: Script) -> Interface:
-    """Return the interface of a script that has its hyper-parameters elsewhere, with the flags that it has too.
-
-    A seed or a hyper-parameter that is a flag becomes part of the base config, and of the command: `--seed
-    {config.seed}`.
-    """
-    if script.tree is None or not any(True for tree in script.modules for _ in calls(tree, "add_argument")):
-        return interface
-    parsers = argparse_records(script)
-    options = [option for parser in parsers for option in parser["options"]]
-    if not parsers and not script.introspection.parsers:
-        options = _options_in_source(script)
-    known = {_plain(setting.name.rpartition(".")[2]) for setting in interface.settings}
-    base, words, added = dict(interface.base or {}), [], []
-    for setting in settings_of(options):
-        role = suggest(setting).role
-        default = FIRST_SEED if role == "seed" and setting.default in (None, MISSING) else setting.default
-        flag = setting.flag or f"--{setting.name}"
-        given = any(word.partition("=")[0] in (flag, *setting.aliases) for word in script.arguments)
-        if (
-            role not in ("seed", "knob", "length")
-            or setting.kind not in ("int", "float", "str", "unknown")
-            or setting.positional
-            or default in (None, MISSING)
-            or _plain(setting.name) in known
-            or given
-        ):
-            continue
-        base[setting.name] = default
-        added.append(replace(setting, default=default))
-        words += [flag, f"{{config.{setting.name}}}"]
-    if not words:
-        return interface
-    return replace(interface, settings=(*interface.settings, *added), base=base, command=(*interface.command, *words))
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "_")
 
 
 def settings_of(options: Sequence[Mapping[str, Any]], *, hugging_face: bool = False) -> list[ScriptSetting]:

@@ -13,8 +13,8 @@ from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
 from looplab.onboard.base import MAX_SOURCE, Interface, Script
 from looplab.onboard.knobs import suggest
-from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.environment import parse_number
+from looplab.onboard.readers.flags import read_flags, with_flags
 from looplab.onboard.readers.getopt import long_options
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, keyword
@@ -195,7 +195,7 @@ def config_in(script: Script, name: str) -> dict[str, Any] | None:
 
 def _options(script: Script) -> list[tuple[str, str | None]]:
     """Return the flags that are named after configs, each with its default."""
-    found = []
+    found: dict[str, str | None] = {}
     for tree in script.modules:
         for call in calls(tree, "add_argument", "option", "Option"):
             words = [word for word in map(constant, call.args) if isinstance(word, str)]
@@ -203,8 +203,21 @@ def _options(script: Script) -> list[tuple[str, str | None]]:
             flag = next((word for word in words if word.startswith("--")), flag)
             default = constant(keyword(call, "default"))
             if flag is not None and NAMES.search(flag.lstrip("-").lower()):
-                found.append((flag, default if isinstance(default, str) else None))
-    return found + [(f"--{name}", None) for name in long_options(script) if NAMES.search(name.lower())]
+                found[flag] = default if isinstance(default, str) else None
+    flags = read_flags(script)
+    for setting in flags.settings if flags is not None else ():
+        # The running script knows defaults that are not constants: `ROOT / "configs/base.yaml"`.
+        flag = setting.name if setting.positional else setting.flag or f"--{setting.name}"
+        if NAMES.search(setting.name.lower()) and isinstance(setting.default, str):
+            found[flag] = _from_folder(script, setting.default)
+    found |= {f"--{name}": None for name in long_options(script) if NAMES.search(name.lower())}
+    return list(found.items())
+
+
+def _from_folder(script: Script, name: str) -> str:
+    """Return the path of a file of the project as the folder of the lab has it."""
+    path, folder = (script.folder / name).resolve(), script.folder.resolve()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else name
 
 
 def _files(script: Script) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script
 from looplab.onboard.knobs import find_seed, is_seed, suggest, words_of
-from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.config_file import RUNNER, with_runner
+from looplab.onboard.readers.flags import with_flags
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, module_of
 from looplab.onboard.with_config import seed_places
@@ -134,7 +134,7 @@ def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast
 
 
 def _bind(found: dict[str, Any], target: ast.expr, value: ast.expr | None, often: set[str]) -> None:
-    path = _path(target)
+    path = path_of(target)
     if path is None or path[0] in often or (len(path) == 1 and path[0].startswith("_")):
         return
     table = _table(value)
@@ -193,14 +193,15 @@ def _is_network(node: ast.ClassDef) -> bool:
     return any(call_name(item).rpartition(".")[2] in ("Module", "Model", "Dataset", "Enum") for item in node.bases)
 
 
-def _path(target: ast.AST) -> list[str] | None:
+def path_of(target: ast.AST) -> list[str] | None:
+    """Return the names of what an assignment binds: `C.trainer.lr` has three; None: it has none."""
     if isinstance(target, ast.Name):
         return [target.id]
     if isinstance(target, ast.Attribute):
-        above = _path(target.value)
+        above = path_of(target.value)
         return None if above is None or above[0] == "self" else [*above, target.attr]
     if isinstance(target, ast.Subscript) and isinstance(key := constant(target.slice), str):
-        above = _path(target.value)
+        above = path_of(target.value)
         return None if above is None else [*above, key]
     return None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 
-from looplab.onboard.base import Interface, Script, ScriptSetting
+from looplab.onboard.base import MAX_SOURCE, Interface, Script, ScriptSetting
 from looplab.onboard.readers.arguments import flags_interface
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import call_name, module_constants
+from looplab.untrusted import UntrustedError, read_bounded
 
 
 class GlobalsReader:
@@ -20,6 +22,9 @@ class GlobalsReader:
             return None
         lines = script.text.splitlines()
         comments = _comments(script.tree, lines)
+        values = module_constants(ast.Module(_before_configurator(script.tree), []))
+        for tree in _typed_files(script):
+            values |= {name: value for name, value in module_constants(tree).items() if name in values}
         settings = [
             ScriptSetting(
                 name,
@@ -28,10 +33,20 @@ class GlobalsReader:
                 help=comments.get(name, ""),
                 boolean="value" if isinstance(value, bool) else None,
             )
-            for name, value in module_constants(ast.Module(_before_configurator(script.tree), [])).items()
+            for name, value in values.items()
             if not name.startswith("_") and isinstance(value, bool | int | float | str)
         ]
         return flags_interface(self.name, script, settings, separator="equals") if settings else None
+
+
+def _typed_files(script: Script) -> list[ast.Module]:
+    """Return the files with other values that follow the script in its command: `train.py config/small.py`."""
+    found: list[ast.Module] = []
+    for word in script.arguments:
+        if word.endswith(".py") and not word.startswith("-"):
+            with suppress(SyntaxError, ValueError, RecursionError, OSError, UntrustedError):
+                found.append(ast.parse(read_bounded(script.folder / word, MAX_SOURCE)))
+    return found
 
 
 def _has_configurator(tree: ast.Module) -> bool:

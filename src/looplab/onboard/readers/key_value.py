@@ -9,7 +9,7 @@ from typing import Any
 from looplab.onboard.base import MISSING, Interface, Script
 from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.config_file import config_in, names_in_source
-from looplab.onboard.readers.constants import bound
+from looplab.onboard.readers.constants import bound, path_of
 from looplab.onboard.readers.environment import parse_number
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant
@@ -48,24 +48,38 @@ class KeyValueReader:
         if not merges:
             return None
         base: dict[str, Any] = {}
-        for tree in reversed(script.modules):
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef) and "config" in node.name:
-                    _merge(base, _root(bound(node.body)))
-        rendering = {"as": "flags", "case": "snake", "booleans": "value", "separator": "equals"}
+        defaults = {
+            f"{owner.name}.{node.name}": _root(bound(node.body))
+            for tree in script.modules
+            for owner in ast.walk(tree)
+            if isinstance(owner, ast.ClassDef)
+            for node in owner.body
+            if isinstance(node, ast.FunctionDef) and "config" in node.name
+        }
+        functions = [
+            node for tree in reversed(script.modules) for node in tree.body if isinstance(node, ast.FunctionDef)
+        ]
+        for node in functions:
+            if "config" in node.name:
+                _merge(base, _composed(node, defaults))
+        for values in defaults.values() if not base else ():
+            _merge(base, values)
+        # Many of them read values as Python does, and a path is not a literal of Python.
+        texts = [setting.name for setting in settings_in(base) if setting.kind == "str"]
+        rendering: dict[str, Any] = {"as": "flags", "case": "snake", "booleans": "value", "separator": "equals"}
+        rendering |= {"skip": texts} if texts else {}
         return self._interface(script, "CfgNode", base, (*script.argv, "{flags}"), rendering)
 
     def _sacred(self, script: Script) -> Interface | None:
-        """`@ex.config` of Sacred: `with lr=0.1`."""
-        if "sacred" not in script.imports:
+        """`@ex.config` of Sacred, or of something like it: `with lr=0.1`."""
+        functions = [node for tree in script.modules for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        if "sacred" not in script.imports and not any(_is_decorated(node, ".automain") for node in functions):
             return None
         base: dict[str, Any] = {}
+        for node in functions:
+            if _is_decorated(node, ".config"):
+                _merge(base, bound(node.body))
         for tree in script.modules:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef) and any(
-                    call_name(item).endswith(".config") for item in node.decorator_list
-                ):
-                    _merge(base, bound(node.body))
             for call in calls(tree, "add_config"):
                 values = {item.arg: constant(item.value) for item in call.keywords if item.arg is not None}
                 _merge(base, {name: value for name, value in values.items() if value is not MISSING})
@@ -121,6 +135,10 @@ class KeyValueReader:
         return Interface(name, settings, command, rendering, base=base)
 
 
+def _is_decorated(node: ast.FunctionDef, name: str) -> bool:
+    return any(call_name(item).endswith(name) for item in node.decorator_list)
+
+
 def _argv_index(node: ast.AST) -> int | None:
     """Return N of `sys.argv[N]`; None: it is something else."""
     if isinstance(node, ast.Subscript) and call_name(node.value) in ("sys.argv", "argv"):
@@ -153,6 +171,28 @@ def _nested(values: dict[str, Any], tree: ast.Module) -> dict[str, Any]:
             if inner in classes and inner != getattr(owner, "name", None):
                 values = {**values, item.target.id: _nested(bound(classes[inner].body), tree)}
     return values
+
+
+def _composed(function: ast.FunctionDef, defaults: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the config that a function composes of those of others: `C.trainer = Trainer.get_default_config()`.
+
+    Args:
+        defaults: The configs that methods return, by class and method.
+    """
+    found: dict[str, Any] = {}
+    for node in function.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.targets[0], ast.Attribute)
+        ):
+            values = defaults.get(".".join(call_name(node.value).split(".")[-2:]))
+            _, *path = path_of(node.targets[0]) or [""]
+            for part in reversed(path):
+                values = {part: values} if values is not None else None
+            _merge(found, values or {})
+    _merge(found, _root(bound(function.body)))
+    return found
 
 
 def _root(values: dict[str, Any]) -> dict[str, Any]:

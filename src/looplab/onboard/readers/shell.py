@@ -14,8 +14,11 @@ from looplab.onboard.typed import given_values
 PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
 PYTHON = re.compile(r"(?:\S*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)|\$\{?PYTHON[^\s/]*")
 ASSIGNMENT = re.compile(
-    r"^\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"']*)\s*(?:#.*)?$", re.MULTILINE
+    r"^\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\$\{[^}\n]*\}|[^\s\"']*)\s*(?:#.*)?$",
+    re.MULTILINE,
 )
+DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=([^}]*)\}")
+"""A variable that gets a value where it has none: `: "${SEED:=13}"`."""
 VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\})")
 ENDS = re.compile(r"[|;&]|[12]?>")
 """Where a command of a shell line ends."""
@@ -57,7 +60,7 @@ class ShellReader:
     def _python_lines(script: Script) -> list[str]:
         """Return the lines that start Python, those that pass arguments on first."""
         text = script.text.replace("\\\n", " ")
-        values = {name: value.strip("\"'") for name, value in ASSIGNMENT.findall(text)}
+        values = {name: value.strip("\"'") for name, value in [*DEFAULT.findall(text), *ASSIGNMENT.findall(text)]}
         lines = [_filled(line, values) for line in text.splitlines()]
         found = [line for line in lines if PYTHON.search(line) and not line.lstrip().startswith("#")]
         return sorted(found, key=lambda line: PASSES_ON.search(line) is None)
@@ -96,7 +99,7 @@ def _filled(line: str, values: Mapping[str, str]) -> str:
             return match[0]
         own = values.get(name, match[3])
         if own is not None and (nested := VARIABLE.fullmatch(own)) and nested[3] is not None:
-            own = nested[3]  # LR=${LR:-0.1}
+            own = nested[3].strip("\"'")  # LR=${LR:-0.1}
         return match[0] if own is None or "$" in own else own
 
     return VARIABLE.sub(value, line)

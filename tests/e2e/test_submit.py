@@ -277,7 +277,7 @@ def test_a_budget_that_is_used_refuses_it(jobs: Any) -> None:
     jobs("run")
     jobs("submit", "--", *PYTHON, "job.py")
     done = jobs("submit", "--", *PYTHON, "job.py", code=2)
-    assert "the command was refused: the budget of 2 run(s) is used" in done.err
+    assert "the command was rejected: the budget of 2 run(s) is used" in done.err
     jobs("propose", "--change", "train.lr@set=0.2")
     jobs("run", code=None)
     assert jobs.count(study="toy") == 1, "what a command used is missing for the study"

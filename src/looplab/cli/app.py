@@ -211,9 +211,9 @@ def check(
     from looplab.cli import editing, mending
 
     if dry_run and not fix:
-        raise typer.BadParameter("--dry-run belongs to --fix", param_hint="--dry-run")
+        raise typer.BadParameter("--dry-run works only with --fix", param_hint="--dry-run")
     if edit and config is None:
-        raise typer.BadParameter("--edit belongs to --config", param_hint="--edit")
+        raise typer.BadParameter("--edit works only with --config", param_hint="--edit")
     if config is not None:
         from looplab.cli import staging
 

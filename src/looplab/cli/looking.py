@@ -98,8 +98,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
-                f"  {facts['not_comparable']} run(s) were measured with a different objective than lab.yaml's: "
-                "`looplab remeasure` reads them again"
+                f"  {facts['not_comparable']} run(s) were measured with a different objective than in lab.yaml: "
+                "`looplab remeasure` re-reads them"
             )
         if facts["place"]:
             output.say(f"  {facts['place']}")

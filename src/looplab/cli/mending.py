@@ -38,7 +38,7 @@ def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> 
             if written
             else "nothing was changed"
             if mending.doubts
-            else "nothing to mend"
+            else "nothing to fix"
         )
     return found
 

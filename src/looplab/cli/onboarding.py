@@ -87,7 +87,7 @@ def init(
     folder = Path.cwd()
     if (folder / LAB_FILE).exists():
         raise LabError(
-            f"{LAB_FILE} exists already in {folder}", hint="`looplab try` runs it; to begin again, move it away"
+            f"{LAB_FILE} already exists in {folder}", hint="`looplab try` runs it; to start over, move it away"
         )
     if is_sweep(Path(words[0])):
         sweep = read_sweep(Path(words[0]), folder)
@@ -99,13 +99,13 @@ def init(
         interface = read_interface(script)
         if interface is None:
             problem, hint = _why_not_read(script)
-            raise LabError(f"looplab does not see how {script.name} takes its settings{problem}", hint=hint)
+            raise LabError(f"looplab cannot tell how {script.name} takes its settings{problem}", hint=hint)
         found = interface
     shared = _shared_option(script, found, {"name": name, "objective": None if sweep else objective})
     lab = make_lab(script, found, objective=objective, goal=goal, name=name, specs=sweep.knobs if sweep else None)
     taken = [file for file in lab.files if (folder / file).exists()]
     if taken:
-        raise LabError(f"{taken[0]} exists already in {folder}", hint="move it away, or name the study: --name")
+        raise LabError(f"{taken[0]} already exists in {folder}", hint="move it away, or name the study: --name")
     for file, text in reversed(list(lab.files.items())):  # lab.yaml last
         write_atomic(folder / file, text.encode())
     load_lab(folder)  # what was written must be valid
@@ -128,7 +128,7 @@ def init(
         return
     output.say(f"read {script.name} ({found.reader}): {len(found.settings)} settings")
     if lab.seed is None and not lab.is_seed_constant:
-        output.say("seed: none found; without one, runs cannot be repeated and judged")
+        output.say("seed: none found; without one, runs cannot be repeated or judged")
     else:
         output.say(f"seed: {lab.seed or f'a constant of the script, which {RUNNER} sets; the file stays as it is'}")
     output.say(f"knobs (edit {LAB_FILE}): {', '.join(lab.ranges) or 'none found'}")
@@ -154,7 +154,7 @@ def _shared_option(script: Script, interface: Interface, given: Mapping[str, str
         if value is not None and name in own and not own[name].positional:
             typed = [*script.argv, f"--{name}", value]
             apart = f"looplab init -- {shlex.join(typed)}"
-            what = f"--{name} is an option of looplab and of {script.name}, and was taken as looplab's"
+            what = f"--{name} is an option of both looplab and {script.name}, and was read as looplab's"
             if own[name].required:
                 raise LabError(what, hint=f"for {script.name}: {apart}")
             return f"{what}; for {script.name}: {apart}"
@@ -180,7 +180,7 @@ def _broken_import(script: Script) -> str | None:
     found = diagnose(_failure(script, script.introspection.printed))
     if found is None or found.kind not in ("package", "library", "syntax", "gpu", "memory"):
         return None
-    return f"it does not start here: {found}"
+    return f"it does not start: {found}"
 
 
 def _failure(script: Script, printed: str) -> FailedProgram:
@@ -358,7 +358,7 @@ def _with_own_output(
     if again is None or again.status != "ok" or again.wrote or len(again.metrics) < len(run.metrics):
         write_atomic(path, before)
         if not json:
-            output.say("that did not work, so lab.yaml is as it was")
+            output.say("that did not work, so lab.yaml was restored")
         return run
     if not json:
         output.say(f"written to {LAB_FILE}: {changed}")
@@ -387,7 +387,7 @@ def _run_trial(
     if not runs:
         if result.outcome.ending is Ending.STOPPED:
             return None, None
-        raise LabError(f"nothing was run: {result.outcome.why}", hint=f"looplab status --study {trial.name}")
+        raise LabError(f"nothing ran: {result.outcome.why}", hint=f"looplab status --study {trial.name}")
     wrote = written_files(stamps, files_below(lab.folder))
     before = observe(lab, trial, earlier[-1], base, ()) if earlier else None
     return observe(lab, trial, runs[-1], base, wrote), before

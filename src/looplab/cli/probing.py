@@ -105,7 +105,7 @@ def _may_be_alive(run_dir: Path) -> bool:
 
 
 def _show_settings(settings: list[Setting], json: bool) -> None:
-    output.warn("this study runs only with --exec; it would try these settings:")
+    output.warn("this study starts runs only with --exec. It would try these settings:")
     if json:
         output.print_json({"settings": [{"values": s.values, "skipped": s.skipped or None} for s in settings]})
         return
@@ -186,7 +186,7 @@ def _print_results(
         output.say(f"recommended: {' '.join(edits)}")
         output.say(f"  {advice.reason}")
         if len(advice.result.readings) == 1:
-            output.say("  one run per setting is a hint: probe.repeats shows how much runs vary")
+            output.say("  one run per setting is only a hint; set probe.repeats to see how much runs vary")
         output.say(f"  written to {written}")
         _say_how_to_use(study, setup, edits)
     failed = next((reading for result in results for reading in result.readings if "failed" in reading.trouble), None)

@@ -106,11 +106,11 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
     if done.backup:
         output.say(f"the ledger was restored from the backup {Path(done.backup).name}")
     if done.aside:
-        output.say(f"damaged files were put aside: {', '.join(done.aside)}")
+        output.say(f"damaged files were moved aside: {', '.join(done.aside)}")
     if done.events:
         output.say(f"{done.events} event(s) were recovered from the journal and the backups")
     if done.events_lost:
-        output.say(f"{done.events_lost} event(s) are lost: they are not in the ledger, its journal or a backup")
+        output.say(f"{done.events_lost} event(s) are lost: they are in neither the ledger, its journal nor a backup")
     for study, number in done.runs.items():
         output.say(f"study {study}: {number} run(s) rebuilt from their folders")
     if done.recovered:
@@ -121,10 +121,10 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.say(f"study {study}: {len(runs)} run(s) no longer have a folder and are lost: {_shorten(runs)}")
     for study, runs in done.dropped.items():
         output.say(
-            f"study {study}: {len(runs)} planned run(s) had not started and will be decided again: {_shorten(runs)}"
+            f"study {study}: {len(runs)} planned run(s) had not started and will be planned again: {_shorten(runs)}"
         )
     for study in done.judged_again:
-        output.say(f"study {study}: the state of the judge is lost; the next engine will judge all runs again")
+        output.say(f"study {study}: the judge's state is lost; the next engine judges all runs again")
     for run, new in done.renumbered.items():
         output.say(f"{run} had the same number as another run; it is now number {new}")
     if not done.runs and not done.pipelines:

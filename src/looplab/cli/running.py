@@ -71,7 +71,7 @@ def run(folder: Path | None, name: str | None, options: RunOptions, *, execute: 
     if study.needs_exec and not execute:
         from looplab.cli.planning import show_plan
 
-        output.warn("this study runs only with --exec; it would do this:")
+        output.warn("this study starts runs only with --exec. It would run:")
         with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
             show_plan(lab, study, options, copy, json=json)
         return
@@ -188,12 +188,12 @@ def _next_steps(setup: Setup, result: SessionResult) -> list[str]:
     if result.counts.get("ok") and objective is not None:
         steps.append(
             f"no run measured {objective.metric!r}: correct `objective` or `measure` in lab.yaml, then "
-            "`looplab remeasure` reads the ended runs again and `looplab resume` continues"
+            "`looplab remeasure` re-reads the finished runs and `looplab resume` continues"
         )
     if result.counts.get("failed") or result.counts.get("timeout"):
-        steps.append("fix the trainer or its config, then `looplab resume` runs the base config again")
+        steps.append("fix the trainer or its config, then `looplab resume` reruns the base config")
     if result.outcome.ending is Ending.FAILED:
-        steps.append("`looplab run --keep-going` continues although no base config works")
+        steps.append("`looplab run --keep-going` continues without a working base config")
     return steps
 
 
@@ -270,7 +270,7 @@ def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str,
             if luckiest is not None and luckiest.id != best.id:
                 output.say(f"the luckiest run: {luckiest.id} with {output.number(luckiest.objective)}")
         else:
-            output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
+            output.say(f"best: {best.id} (one run is only a hint)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
     output.say(f"report: {outputs / 'report.html'}")
     if best is not None:
@@ -300,7 +300,7 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
         progress.failed,
         engine.best,
         time_left(progress.done, total, progress.mean_s, len(engine.setup.slots)),
-        "draining: starting no more runs" if engine.control.draining else "",
+        "draining: no new runs start" if engine.control.draining else "",
     )
 
 

@@ -125,7 +125,7 @@ class Iteration:
         for number in range(start, end + 1):
             last = self.ledger.history().last(number)
             if last is not None and last.end == "merged":
-                self.tell(f"v{number} exists already ({last.branch})")
+                self.tell(f"v{number} already exists ({last.branch})")
                 continue
             if last is None or last.end is None or last.ended < since:
                 last = self._version(number)
@@ -157,7 +157,7 @@ class Iteration:
         if (self.lab / self.settings.experiments / f"v{number}").exists():
             hint = "start after it, or remove it"
             raise LabError(
-                f"{self.settings.experiments}/v{number} exists already, and looplab did not create it", hint=hint
+                f"{self.settings.experiments}/v{number} already exists, and looplab did not create it", hint=hint
             )
         self._check_committed(number)
         n = last.n + 1 if last else 1

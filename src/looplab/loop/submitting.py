@@ -301,7 +301,7 @@ def run_of(record: StudyLedger, proposal: int) -> RunRow | None:
     """
     row = record.proposal(proposal)
     if row.status == "rejected":
-        raise LabError("the command was refused: " + "; ".join(str(p["message"]) for p in row.problems))
+        raise LabError("the command was rejected: " + "; ".join(str(p["message"]) for p in row.problems))
     return record.run(row.run) if row.run is not None else None
 
 

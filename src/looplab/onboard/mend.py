@@ -175,7 +175,7 @@ class _Mender:
         if interface.rendering.get("as", "file") != way:
             if way != "file" and interface.rendering.get("as", "file") != "file":
                 self._doubt(
-                    f"{script.name} takes its settings in another way now ({interface.reader}), and launch.config "
+                    f"{script.name} now takes its settings in another way ({interface.reader}), and launch.config "
                     f"passes them as {way}"
                 )
             return
@@ -253,7 +253,7 @@ class _Mender:
         new_name = setting.name.replace("-", "_") if self._rendering.case == "kebab" else setting.name
         old = paths.parse(key)
         new = show((*old[:-1], new_name)) if self._rendering.keys == "flat" else new_name
-        why = f"{key} of {script.name} is {setting.name} now (the same kind and default)"
+        why = f"{key} of {script.name} is {setting.name} now (same type and default)"
         for path in self._bases.values():
             self._files.change(path, why, lambda data: move(data, key, new))
 
@@ -286,7 +286,7 @@ class _Mender:
         what = f"{key} is no longer a setting of {script.name}"
         similar = [setting.name for setting in fresh if _similarity(self._name(key), setting.name) >= LIKE]
         if similar:
-            self._doubt(f"{what}; it may be {', '.join(similar)} now, which has another kind or default")
+            self._doubt(f"{what}; it may be {', '.join(similar)} now, which has another type or default")
             return
         if not certain:
             return
@@ -387,7 +387,7 @@ class _Mender:
         ]
         spread = {setting.spread for setting in settings if isinstance(self._value(setting, given), list)}
         if len(spread) > 1:
-            self._doubt("the script reads some lists as several words and others as one; `lists` is for all of them")
+            self._doubt("the script reads some lists as several words and others as one; `lists` applies to all")
         if spread == {True} and self._rendering.separator == "equals":
             self._doubt("the script reads lists as several words, which needs `separator: space`")
             return

@@ -57,7 +57,7 @@ class Mending:
             if not isinstance(error, LabError):
                 raise
             raise LabError(
-                f"not everything can be mended, so nothing was changed: {error.message}", hint=error.hint
+                f"not everything can be fixed, so nothing was changed: {error.message}", hint=error.hint
             ) from None
 
 

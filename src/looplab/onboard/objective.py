@@ -141,7 +141,7 @@ def rank_objectives(
             if mine.goal is not None and not words & RESULTS:
                 goal = mine.goal
         if metric.points > 1 and words in summed_up:
-            score, why = score + 0.75, [*why, "the script sums it up"]
+            score, why = score + 0.75, [*why, "the script summarises it"]
         if metric.points > 1:
             score += 1.0
         points = f"{metric.points} point{'s' if metric.points != 1 else ''}"

@@ -74,7 +74,7 @@ def try_study(lab: LabConfig, study: StudyConfig, edits: Sequence[str], seconds:
     """
     name = study.name + SUFFIX
     if name in lab.studies:
-        raise LabError(f"the lab has a study {name!r}, which is the name for tries of {study.name!r}", hint="rename it")
+        raise LabError(f"the lab has a study {name!r}, the name reserved for tries of {study.name!r}", hint="rename it")
     launch = study.launch if seconds is None else study.launch.model_copy(update={"timeout": seconds})
     return derived_study(
         study,

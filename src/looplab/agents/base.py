@@ -133,7 +133,7 @@ class AgentSpec:
     network: bool = False
     """codex: whether commands in the sandbox may use the network."""
     permission_mode: Literal["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"] = "acceptEdits"
-    """claude: what is allowed without asking; nobody can be asked."""
+    """claude: what is allowed without asking; there is no user to ask."""
     allowed_tools: tuple[str, ...] = ("Read", "Glob", "Grep")
     """claude: tools that need no permission; `Bash(pytest *)` allows those commands. `acceptEdits` allows edits in its
     folder; Edit or Write in this list, without a path, would be allowed everywhere."""
@@ -246,7 +246,7 @@ class AgentAdapter:
     reports_usd = False
     """Whether it reports dollars, so that a limit on them can be enforced without a price."""
     confines_itself = False
-    """Whether its program has a sandbox of its own, which does not work inside another one."""
+    """Whether its program has its own sandbox, which does not work inside another one."""
     prints_text = False
     """Whether its output is its answer, rather than a stream of JSON lines."""
     max_prompt_bytes: int | None = None

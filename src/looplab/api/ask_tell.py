@@ -2,7 +2,7 @@
 
 An engine runs in a thread. Its executor starts no process: a start is what `ask` returns, an end is what `tell` says.
 Each trial is a run like any other, with folder, config, metrics and verdict. If the process dies, the runs that were
-asked for and not told about are recorded as lost by the next engine.
+asked for and not reported are recorded as lost by the next engine.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class LabFrames:
 
     @cached_property
     def proposals(self) -> pd.DataFrame:
-        """A row for each proposal and what became of it."""
+        """A row for each proposal and its outcome."""
         return self._frame("proposals")
 
     @cached_property

@@ -83,7 +83,7 @@ class _Parts:
         self._seen: set[str] = set()
 
     def add(self, item: Any, name: str) -> None:
-        """Add a function or class with all that it uses; what it uses comes first."""
+        """Add a function or class with everything that it uses; dependencies come first."""
         if name in self._seen:
             return
         self._seen.add(name)

@@ -37,7 +37,7 @@ TABLES = ("runs", "metrics", "proposals", "verdicts", "knobs", "events", "stages
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it was when it was asked for."""
+    """A snapshot of a run, as of the call."""
 
     id: str
     study: str
@@ -315,7 +315,7 @@ def _verdict(run: str, given: Mapping[str, Any]) -> RunVerdict:
 
 
 class EngineThread:
-    """An engine in a thread of its own, while it is entered; leaving stops it."""
+    """Context manager that runs an engine in a separate thread; leaving it stops the engine."""
 
     def __init__(self, lab: LabConfig, study: StudyConfig, setup: Setup, **session: Any) -> None:
         self._setup = setup

@@ -17,7 +17,7 @@ def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> 
     """Mend a lab, and show how; return what was found.
 
     Raises:
-        LabError: The lab does not pass its checks afterwards; its files are as they were.
+        LabError: The lab does not pass its checks afterwards; its files are unchanged.
     """
     lab = open_lab(folder)
     studies = [lab.study(name)] if name else list(lab.studies.values())
@@ -44,7 +44,7 @@ def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> 
 
 
 def preview(lab: LabConfig, studies: list[StudyConfig]) -> Mending:
-    """Return what `--fix` would mend, as far as that is known without starting a script."""
+    """Return what `--fix` would change, as far as that is known without starting a script."""
     try:
         return find_mending(lab, studies, ask=False)
     except (LabError, OSError):  # `check` itself reports it

@@ -1,4 +1,4 @@
-"""init SCRIPT and try: from somebody's training script to a study."""
+"""init SCRIPT and try: from an existing training script to a study."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHORT_S = 30.0
-"""Seconds of a run that is made again if it wrote outside its folder."""
+"""Maximum seconds of a run that is repeated if it wrote outside its folder."""
 MAX_COMMAND = 400
 """Characters of a command that are shown."""
 
@@ -250,7 +250,7 @@ def try_once(
     *,
     seeds: int = 1,
 ) -> None:
-    """Run the base config once (or with several seeds), in a study of its own, and show what it measured."""
+    """Run the base config once (or with several seeds), in a separate study, and show what it measured."""
     lab = open_lab(folder)
     study = lab.study(name)
     setup = check_study(lab, study, RunOptions(informal=True))
@@ -380,7 +380,7 @@ def _run_trial(
         earlier = [run for run in session.record.runs(state="ended") if run.status == "ok"]
         known = {run.id for run in session.record.runs()}
         outputs = run_folder.study_folder(lab.folder, trial.name)
-        # A try whose looplab was killed still runs, and nobody wants its result.
+        # A try whose looplab was killed still runs, and its result is not needed.
         stop_without_engine([outputs / run.id for run in session.record.runs_open()], trial.launch.grace)
         result = session.run(session.begin(setup))
         runs = [run for run in session.record.runs(state="ended") if run.id not in known]

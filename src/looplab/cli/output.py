@@ -133,7 +133,7 @@ def _safe_json(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 5) -> str:
-    """Format a number with so many significant digits; None: `-`."""
+    """Format a number with this many significant digits; None: `-`."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 

@@ -265,7 +265,7 @@ class TieBreak(Section):
 
 
 class FurtherObjective(TieBreak):
-    """A metric that is optimised beside the objective."""
+    """A metric that is optimised in addition to the objective."""
 
     price: float | None = Field(None, gt=0)
     """What one unit of this metric is worth in units of the objective: the trade-off that is judged; None: none is
@@ -326,7 +326,7 @@ class FidelityConfig(Section):
     max: float | None = Field(None, gt=0)
     """Steps of a whole run; None: the median of the runs that have finished. Until one has, no run is stopped."""
     reduction_factor: int = Field(3, ge=2)
-    """Ratio of the steps of one rung to those of the rung below; one of so many runs is promoted."""
+    """Ratio of the steps of one rung to those of the rung below; one in this many runs is promoted."""
 
     @model_validator(mode="after")
     def _min_below_max(self) -> FidelityConfig:
@@ -518,7 +518,7 @@ class PruneConfig(Section):
     min_resource: int = Field(1, ge=1)
     """`asha`, `hyperband`: in rows of the metric."""
     reduction_factor: int = Field(3, ge=2)
-    """`asha`, `hyperband`: one of so many runs is continued."""
+    """`asha`, `hyperband`: one in this many runs is continued."""
     max_resource: int | None = Field(None, ge=1)
     """`hyperband`: in rows of the metric; None: Optuna's `auto`."""
 
@@ -764,7 +764,7 @@ class ExecutorConfig(PluggableSection):
     slurm: SlurmConfig | None = None
     ray: RayConfig | None = None
     freeze: bool = True
-    """Whether runs that may wait in a queue run from a copy of the code, made when they are handed over."""
+    """Whether runs that may wait in a queue run from a copy of the code, made when they are submitted."""
     environment: list[str] | None = None
     """Variables of the engine that runs on other machines get, by name or pattern (`HF_*`); None: all, except those
     that belong to the machine, the terminal or the login of the engine."""
@@ -796,7 +796,7 @@ class ExecutorConfig(PluggableSection):
 
 
 BUILT_IN_EXECUTORS = ("slurm", "ray")
-"""Executors beside `local` that come with looplab, each with a section of its options."""
+"""Executors other than `local` that come with looplab, each with a section for its options."""
 
 
 class ResourcesConfig(Section):
@@ -819,7 +819,7 @@ class RetryConfig(Section):
     says (`local`: never)."""
 
     lost: int | None = Field(None, ge=0)
-    """Its machine failed, or nobody observed its end."""
+    """Its machine failed, or its end was not observed."""
     preempted: int | None = Field(None, ge=0)
     """A scheduler ended it in favour of another job."""
 

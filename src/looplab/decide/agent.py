@@ -699,7 +699,7 @@ def _parse_region(region: Any) -> dict[str, list[Any]]:
 
 
 def _fixed_by(edits: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the edits beside a region as a region of one value each."""
+    """Return the edits that accompany a region as a region of one value each."""
     fixed = {}
     for text in edits:
         edit = parse_edit(text)

@@ -90,7 +90,7 @@ class AutoSampler:
         yield from self._tpe(count, points, refused)
 
     def has_model(self, points: Sequence[SearchPoint]) -> bool:
-        """Return whether the Gaussian process is used for so many points."""
+        """Return whether the Gaussian process is used for this many points."""
         return len(points) <= MAX_GP_POINTS or not self._with_optuna
 
     def is_allowed(self, params: Params) -> bool:

@@ -29,7 +29,7 @@ N_BEST = 3
 N_UNCERTAIN = 3
 """Places that are named as most uncertain."""
 N_PLACES = 256
-"""Random places among which they are looked for."""
+"""Number of random points that are searched for them."""
 MIN_FAILED = 2
 """Failed points from which it is said where runs fail."""
 N_SLICES = 12

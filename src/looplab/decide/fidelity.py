@@ -7,7 +7,7 @@ value is combined with its own extrapolation; chosen is the largest expected imp
 finished run. What ASHA promotes is continued before a new config is started. Instead of the model, ranks alone can
 decide: ASHA, Hyperband or successive halving (`rungs`).
 
-A continuation is a run of its own, whose parent is the run so far. It is proposed once for each stopped run, whatever
+A continuation is a separate run, whose parent is the run so far. It is proposed once for each stopped run, whatever
 dies, since its source is an idempotency key. Without checkpoints runs are only stopped, by a pruner.
 """
 

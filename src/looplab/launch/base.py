@@ -115,7 +115,7 @@ class Exit:
     """Exit code; None after a signal, or if unknown."""
     signal: int | None = None
     reason: str | None = None
-    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` if nobody observed the exit."""
+    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` if the exit was not observed."""
     message: str | None = None
     started: float | None = None
     """Unix time in seconds, like `ended`."""
@@ -215,7 +215,7 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class SlotsChanged:
-    """Slots of the executor came or went. The runs of a slot that went are reported by events of their own."""
+    """Slots of the executor came or went. The runs of a slot that went are reported by separate events."""
 
     up: tuple[Slot, ...] = ()
     down: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class ExecutorTraits:
     prequeues: bool = True
     """Whether `start(spec, after=run)` starts faster than a start after the end of that run."""
     prequeue_depth: int = 3
-    """Very short runs that are handed over for one slot in advance."""
+    """Number of very short runs that may be prequeued for one slot."""
     retries: Mapping[str, int] = field(default_factory=dict)
     """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml says otherwise."""
 
@@ -344,7 +344,7 @@ class PlacingExecutor(Executor, Protocol):
 
 @runtime_checkable
 class BatchExecutor(Executor, Protocol):
-    """An executor to which several starts can be handed over at once, which costs less than one after another."""
+    """An executor that can start several runs in one call, which costs less than one call per run."""
 
     def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
         """Request several starts, each as `start` does with this spec and `after`."""

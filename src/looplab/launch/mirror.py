@@ -1,6 +1,6 @@
 """Run folders of nodes that share no disk with the engine: a run is sent there, what it writes comes back.
 
-The node keeps a run below a folder of its own, named after the path that the run has on the engine's machine, so that
+The node keeps a run below its own folder, named after the path that the run has on the engine's machine, so that
 every engine finds it again. The engine asks for what it does not have yet, in portions: logs and metrics as they grow,
 other files when they are complete, at last all of them. What it has is known from its own files (sizes and times), so a
 copy that was interrupted continues where it was. Links and special files are left out.

@@ -1,4 +1,4 @@
-"""The slots of one scheduler: which are free, held, prequeued, or blocked because somebody else uses their device.
+"""The slots of one scheduler: which are free, held, prequeued, or blocked because another process uses their device.
 
 A pool knows nothing of processes or devices. Whether a slot can be used is asked of a function that is passed in
 (`Devices.why_busy` for this machine), and an executor that refuses a start for its device is reported with `reject`.

@@ -1,7 +1,7 @@
 """The Ray executor: a slot is a detached actor that hosts a local executor on some node (`ray_host.py`).
 
 Ray chooses the node and the devices. The nodes have looplab installed. They share the lab's folder with this machine,
-under the same path, or have run folders of their own that are copied back (`mirror.py`). What is true of a run is in
+under the same path, or have their own run folders, which are copied back (`mirror.py`). What is true of a run is in
 its record folder, as on one machine: the claim, `process.json`, `exit.json`. `job.json` names the actor before the run
 is handed over, so that a later engine finds it.
 
@@ -67,7 +67,7 @@ PLACE_S = 10.0
 
 @dataclass(slots=True)
 class RayRun:
-    """A run that was handed over, or will be."""
+    """A run that was or will be submitted."""
 
     run_id: str
     run_dir: Path
@@ -103,7 +103,7 @@ class RaySlot:
     exchange: int = 0
     """Number of the latest exchange with the actor."""
     unanswered: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
-    """Calls of exchanges that failed: they may have been made, and are made again."""
+    """Exchange calls that failed: they may have arrived, and are retried."""
     runs: dict[str, RayRun] = field(default_factory=dict)
     told: bool = False
     """Whether it was reported that its runs wait for resources."""
@@ -505,7 +505,7 @@ class RayExecutor(RemoteExecutor):
         self._dead.add(slot.name)
         waiting = {call[1] for call in slot.calls if call[0] == "start"}
         for run in list(slot.runs.values()):
-            if run.run_id in waiting:  # it was never handed over
+            if run.run_id in waiting:  # it was never submitted
                 self._reject(slot, run)
             elif run.exit is not None:  # not all of its files were copied
                 self._forget(slot, run)
@@ -594,7 +594,7 @@ def _unreachable(address: str, why: str) -> LabError:
 
 
 def require_listener(address: str) -> None:
-    """Raise LabError if nobody listens at the address of a cluster: Ray itself would try for a minute, then abort."""
+    """Raise LabError if the address of a cluster does not answer: Ray itself would try for a minute, then abort."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return

@@ -131,7 +131,7 @@ class SlurmJob:
 
 
 def job_key(record_dirs: Sequence[Path], attempt: int) -> str:
-    """Return the name of the job that runs these folders: the same for everyone who asks."""
+    """Return the name of the job that runs these folders: the same for every caller."""
     text = "\n".join([str(attempt), *map(str, record_dirs)])
     return "looplab-" + hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 

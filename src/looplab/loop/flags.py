@@ -177,7 +177,7 @@ def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig,
 
 
 def _wandb_flags(options: RunOptions) -> list[str]:
-    """Return the W&B flags of the call as they were written."""
+    """Return the W&B flags of the call, as typed."""
     return [
         *(["--wandb-online"] if options.wandb_online else []),
         *([f"--wandb-entity {options.wandb_entity}"] if options.wandb_entity is not None else []),

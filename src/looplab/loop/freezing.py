@@ -90,7 +90,7 @@ class Freezer:
         Args:
             tree: Its code.
             program: Its executable.
-            env: Its variables, beside those of the engine.
+            env: Its variables, in addition to the engine's.
         """
         before = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         given = [entry for entry in before.split(os.pathsep) if entry]

@@ -50,7 +50,7 @@ COSTLY_S = 0.002
 KEPT_RATIO = 20.0
 """How long a costly sum over all runs is used, in multiples of the CPU time that it took."""
 CALLS_CHECKED = 200
-"""How many of the last calls of agents are looked for in the lab book after a crash."""
+"""Number of latest agent calls that are looked up in the lab book after a crash."""
 
 
 ResultT = TypeVar("ResultT")
@@ -152,7 +152,7 @@ class Planner:
 
     @property
     def resting(self) -> bool:
-        """Whether nothing can be proposed until a failed proposer is asked again."""
+        """Whether nothing can be proposed until a failed proposer is called again."""
         return self._has_room and self._resting is not None
 
     @property
@@ -381,7 +381,7 @@ class Planner:
         return planned
 
     def _rest(self) -> None:
-        """Wait for a failed proposer, if there is one: nobody else has anything to propose."""
+        """Wait for a failed proposer, if there is one: no other proposer has anything to propose."""
         times = [one.retry_at for one in self._proposers if isinstance(one, FallibleProposer)]
         until = min((at for at in times if at is not None), default=None)
         if until is not None and self._resting is None and self.failure is None:

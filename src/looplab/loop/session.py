@@ -65,7 +65,7 @@ class SessionResult:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was asked for was done, and the study has a result unless nothing was run yet."""
+        """Whether everything requested was done, and the study has a result unless nothing has run yet."""
         if self.outcome.ending in (Ending.STOPPED, Ending.FAILED) or self.not_run:
             return False
         return self.has_result or not self.counts or bool(self.counts.get("planned"))
@@ -149,7 +149,7 @@ class Session:
     def drive(self, setup: Setup) -> Outcome:
         """Run the engine to its end, with its executor, its reports and, in the main thread, its signals."""
         failures: list[Exception] = []
-        lock = threading.Lock()  # the report writer has threads of its own
+        lock = threading.Lock()  # the report writer has its own threads
 
         def emit(event: EngineEvent) -> None:
             with lock:
@@ -358,7 +358,7 @@ def start_detached(lab: LabConfig, study: StudyConfig) -> tuple[int, Path]:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             printed = log.read_bytes()[start:].decode(errors="replace").strip()
-            if process.returncode in (0, 1):  # it has done all that there was to do
+            if process.returncode in (0, 1):  # it had nothing left to do
                 break
             error = BusyError if process.returncode == BusyError.exit_code else LabError
             raise error(f"the engine ended at once: {printed.removeprefix('looplab: ')}")

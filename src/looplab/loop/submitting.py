@@ -148,7 +148,7 @@ class JobQueue:
 
 
 def start_engine(lab: Path, study: str, owner_pid: int = 0) -> subprocess.Popen[bytes]:
-    """Start the engine of a study's commands in its own session; it exits by itself when idle.
+    """Start the engine of a study's commands in its own session; it exits when idle.
 
     A process that is killed together with its descendants, such as an agent under its supervisor, must not start the
     engine itself. Another process starts it and passes the pid for which it stays alive (`owner_pid`; 0: none).

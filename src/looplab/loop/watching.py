@@ -179,7 +179,7 @@ class RunMonitor:
         """
         rest = metrics.rest if metrics is not None else {}
         if by_itself and metrics is not None:
-            self._until[run.id] = None  # it has ended by itself
+            self._until[run.id] = None  # it ended on its own
             for batch in (rest, {}):
                 for alarm in self.look(run, metrics, batch, None):
                     self.apply(run, replace(alarm, stops=False))
@@ -264,7 +264,7 @@ class LiveMetrics:
     def _look(
         self, monitor: RunMonitor, run: RunRow, metrics: RunMetrics, batch: Batch, budget_used: str | None
     ) -> list[Alarm]:
-        """Return the alarms of the watch rules for a run; rules that fail on its metrics are not asked again."""
+        """Return the alarms of the watch rules for a run; rules that fail on its metrics are not evaluated again."""
         if metrics.failed is not None:
             return []
         try:

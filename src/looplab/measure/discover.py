@@ -43,7 +43,7 @@ _CSV = re.compile(
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation)\.json")
 """Files that trainers write at their end."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
-"""Text that trainers write beside what they print, or instead; W&B has its own `debug.log`."""
+"""Text that trainers write in addition to their output, or instead of it; W&B has its own `debug.log`."""
 IGNORED = frozenset(
     {
         "checkpoints",

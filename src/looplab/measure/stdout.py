@@ -75,7 +75,7 @@ class StdoutSource(LineSource):
         self._is_rank_sure = False
         """Whether a line with metrics had the step; a step alone may be a setting."""
         self._has_both = False
-        """Whether a line had an iteration beside a more reliable step, so that they are different counts."""
+        """Whether a line had an iteration next to a more reliable step, so that they are different counts."""
         self._last_step: float | None = None
         self._epoch = self._batch = -1.0
         self._first_epoch = 1.0

@@ -11,7 +11,7 @@ from looplab.measure.summary import METRIC_WORDS
 EPOCH = len(STEP_NAMES)
 """Rank of `epoch` and `episode` among the names of the step."""
 BATCH = EPOCH - 1
-"""Rank of a batch of an epoch without a name of its own: `Epoch: [3][10/391]`."""
+"""Rank of a batch of an epoch without its own name: `Epoch: [3][10/391]`."""
 INDEX = EPOCH + 1
 """Rank of a number without a name: `[10] loss: 0.3`, or the position of a progress bar."""
 RANK = {name: rank for rank, name in enumerate(STEP_NAMES) if name != "epoch"} | {

@@ -1,7 +1,7 @@
 """Data types: a script, its settings, and how they reach it (`Interface`); the contract of readers.
 
 A reader knows one way in which scripts take settings (argparse, Hydra, globals, …). It looks at the source text first
-and never runs the script by itself: `Script.introspect` does, with `--help` and under a time limit.
+and never runs the script itself: `Script.introspect` does, with `--help` and under a time limit.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Interface:
     leading: tuple[str, ...] | None = None
     """Words between the script and its settings, of a script with commands; None: those without a placeholder."""
     typed: tuple[str, ...] | None = None
-    """What a person typed for the settings; None: all that follows the script."""
+    """What a person typed for the settings; None: everything after the script."""
 
 
 @dataclass(frozen=True)

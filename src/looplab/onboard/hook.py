@@ -240,7 +240,7 @@ def reads_back(action: argparse.Action, default: Any) -> bool | None:
 
 
 PROBES = (-1.0, 0.0, 0.5, 0.999, 1.0, 2.0)
-"""Values that the conversion of an option is asked about, beside multiples of its default."""
+"""Values that an option's conversion is tested with, in addition to multiples of its default."""
 
 
 def accepted_range(action: argparse.Action, default: Any) -> tuple[Any, Any]:

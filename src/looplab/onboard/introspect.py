@@ -1,4 +1,4 @@
-"""Ask a script what it takes: `--help`, in a process of its own, under a time limit.
+"""Ask a script which options it takes: `--help`, in a separate process, under a time limit.
 
 The process runs the script up to the point where it parses its command line. `hook.py` writes down the parser, so that
 types, defaults and choices need not be guessed from the text of the help. The process cannot change the project: what
@@ -36,7 +36,7 @@ MAX_SHOWN = 300
 MAX_PRINTED = 400_000
 YAML_KEY = re.compile(r"[A-Za-z_][\w.-]*:(\s|$)")
 HOOKED = ("absl", "click", "fire", "typer", "tyro")
-"""Frameworks that have a command line of their own, beside argparse."""
+"""Frameworks other than argparse that have their own command line."""
 BUILT_ON_ARGPARSE = (
     *("argparse", "configargparse", "draccus", "hydra", "jsonargparse", "lightning", "pyrallis", "pytorch_lightning"),
     *("simple_parsing", "tap"),

@@ -19,7 +19,7 @@ from looplab.onboard.base import MISSING, ScriptSetting
 
 Role = Literal["knob", "doubtful", "seed", "length", "other"]
 HUGE = 1e12
-"""Defaults beyond it stand for "no limit"."""
+"""Defaults beyond it mean "no limit"."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -74,7 +74,7 @@ SEEDS = ("seed", "random_seed", "random_state", "rng_seed", "manual_seed", "seed
 NOT_TRAINING = _words(
     "data dataset split splits fold folds eval evaluation test val valid validation dev sample sampling"
 )
-"""Words of seeds that choose what is measured, or on what, beside the seed of the training."""
+"""Words of seeds that choose what is measured, or on what, other than the seed of the training."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class _Draft:
     doubtful: list[tuple[ScriptSetting, Suggestion]] = field(default_factory=list)
     seed: str | None = None
     fixed: list[str] = field(default_factory=list)
-    """Words of the command that are kept as they were given."""
+    """Words of the command that are kept as given."""
     missing: list[ScriptSetting] = field(default_factory=list)
 
 
@@ -206,7 +206,7 @@ def _draft(script: Script, interface: Interface) -> _Draft:
     groups = {name.rpartition(".")[0] for name in (setting.name for setting in interface.settings) if "." in name}
     for setting in interface.settings:
         if interface.base is None and setting.name in groups and not setting.required:
-            continue  # `--model resnet` beside `--model.width 64`: a base config has one or the other
+            continue  # `--model resnet` next to `--model.width 64`: a base config has one or the other
         value = values.get(setting.name, setting.default)
         here = replace(setting, default=value)
         suggestion = suggest(here)

@@ -53,7 +53,7 @@ OUTPUTS = "outputs"
 
 
 def find_mending(lab: LabConfig, studies: Sequence[StudyConfig], *, ask: bool) -> Mending:
-    """Return what can be mended in a lab.
+    """Return what can be fixed in a lab.
 
     Args:
         ask: Ask the scripts for their settings, which starts them with `--help`.

@@ -32,7 +32,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What can be mended in a lab, and what a person has to decide."""
+    """What can be fixed in a lab, and what a person has to decide."""
 
     fixes: tuple[Fix, ...]
     doubts: tuple[str, ...]

@@ -134,7 +134,7 @@ def _launched(words: Sequence[str], folder: Path) -> Script:
 
 
 def _python_of(launcher: str) -> str:
-    """Return the Python beside a launcher such as torchrun, which has its packages."""
+    """Return the Python next to a launcher such as torchrun, which has its packages."""
     found = shutil.which(launcher)
     beside = Path(found).parent / "python" if found else None
     if beside is not None and beside.is_file():

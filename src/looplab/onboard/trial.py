@@ -1,4 +1,4 @@
-"""One run, to look at: `looplab try`. It belongs to a study of its own, so that nothing is compared with it."""
+"""One trial run: `looplab try`. It belongs to a separate study, so that nothing is compared with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Goal = Literal["min", "max"]
 SUFFIX = ".try"
 MODE = "try"
 TRY_S = 300.0
-"""Seconds that a try may take, unless told otherwise."""
+"""Default time limit of a try in seconds."""
 INHERITED = (
     "anchor",
     "base",
@@ -339,7 +339,7 @@ def observe(
 
 
 def _seed_beside_config(trial: StudyConfig, run: RunRow) -> dict[str, Any]:
-    """Return the seed of a run as a setting if it reaches the trainer beside its config; empty: it does not."""
+    """Return the seed of a run as a setting if it reaches the trainer outside its config; empty: it does not."""
     texts = (*trial.launch.command, *trial.launch.env.values())
     return {"seed": run.seed} if run.seed is not None and any("{seed}" in text for text in texts) else {}
 

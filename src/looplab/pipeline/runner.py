@@ -107,7 +107,7 @@ class StageRun:
             self.plan.parts(stage, self.run)  # reports errors before a folder is created
         self._stack.enter_context(self.run.lock(f"looplab stage {' '.join(self.plan.called)}"))
         try:
-            self.plan.check_upstream(self.run)  # again, now that nobody else can change it
+            self.plan.check_upstream(self.run)  # again, now that no other process can change it
             self._refuse_other_running_stage()
             self._record_call()
         except BaseException:

@@ -384,7 +384,7 @@ def alarms_of(record: StudyView, judge: Judged | None) -> tuple[str, ...]:
 
 
 def unusable_calls(calls: Sequence[Mapping[str, Any]]) -> list[UnusableCall]:
-    """Return the calls of agents that failed or whose answer was refused, oldest first."""
+    """Return the agent calls that failed or whose answer was refused, oldest first."""
     found = []
     for call in calls:
         answer = call["answer"] or {}

@@ -372,7 +372,7 @@ def _lanes(
     """Return what ran in each slot after `begin`.
 
     Args:
-        over: When the last run ended, if no engine runs: nobody waits for an unanswered call any more.
+        over: When the last run ended, if no engine runs: nothing waits for an unanswered call any more.
     """
     lanes: dict[str, list[SlotBar]] = {}
     for run in runs:

@@ -71,7 +71,7 @@ _copy_array = operator.methodcaller("copy")
 
 
 class EnvError(LabError):
-    """An env fails repeatedly by itself; the message contains its index and the worker's traceback."""
+    """An env fails repeatedly on its own; the message contains its index and the worker's traceback."""
 
 
 class CommandLog:
@@ -553,7 +553,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         worker.send_message(self._spaces)
 
     def _handle_repeated_failure(self, worker: WorkerProcess, command: EnvCommand, failures: list[WorkerLost]) -> None:
-        """Decide whether an env fails by itself; if so, truncate its episode or raise EnvError."""
+        """Decide whether an env fails on its own; if so, truncate its episode or raise EnvError."""
         lost = failures[-1]
         if lost.phase == TESTING:
             if sum(failure.phase == TESTING for failure in failures) > 1:

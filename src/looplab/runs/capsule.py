@@ -45,7 +45,7 @@ UNTRACKED = (
 )  # fmt: skip
 TRACKED = ("ls-files", "-v", "--stage", "--full-name", "-z", "--", ".")
 FLAGGED = re.compile(rb"(?:^|(?<=\0))([a-zS]) [^\t\0]*+\t([^\0]++)")
-"""Matches files in that listing that git was told not to compare."""
+"""Matches files in that listing that git is configured not to compare."""
 SUBMODULE = re.compile(rb"(?:^|(?<=\0)). 160000 [^\t\0]*+\t([^\0]++)")
 MOST_UNTRACKED = 50
 """Maximum number of untracked files to name; the others are counted."""

@@ -29,7 +29,7 @@ from looplab.untrusted import UntrustedError, load_json, read_bounded
 MAX_TOTAL = 256 << 20
 """Maximum size of all copies together, in bytes."""
 MAX_LINKS = 10_000
-"""Maximum number of entries beside the code."""
+"""Maximum number of entries next to the code."""
 MAX_MANIFEST = 16 << 20
 LINKS_S = 1.0
 """Seconds after which entries that are new in the lab are linked into a tree that is used again."""
@@ -100,7 +100,7 @@ class FrozenTree:
         return None
 
     def is_intact(self) -> bool:
-        """Return whether every copy is there and unchanged."""
+        """Return whether every copy exists and is unchanged."""
         try:
             is_there = self.path.is_dir() and not self.path.is_symlink()
             return is_there and all(_hash(self.path, name) == digest for name, digest in self.files.items())
@@ -167,7 +167,7 @@ class FrozenCode:
         return found
 
     def _read(self, name: object) -> FrozenTree | None:
-        """Return the tree of a manifest, whether it is there or not; None: it has no valid manifest."""
+        """Return the tree of a manifest, whether it exists or not; None: it has no valid manifest."""
         if not isinstance(name, str) or PurePosixPath(name).parent != PurePosixPath(SHARED):
             return None
         try:
@@ -180,7 +180,7 @@ class FrozenCode:
         return FrozenTree(self._lab, self._study, name, files)
 
     def link(self, frozen: FrozenTree) -> None:
-        """Link what has been added to the lab beside the code since the tree was made."""
+        """Link what has been added to the lab next to the code since the tree was made."""
         if time.monotonic() - self._linked_at.get(frozen.name, -LINKS_S) >= LINKS_S:
             self._link(frozen, frozen.path)
             self._linked_at[frozen.name] = time.monotonic()
@@ -252,7 +252,7 @@ class FrozenCode:
         return True
 
     def _link(self, frozen: FrozenTree, target: Path) -> None:
-        """Link everything that is beside the copied files."""
+        """Link everything next to the copied files."""
         links = 0
         for folder in frozen.folders:
             for name, kept in self._entries(frozen, folder):

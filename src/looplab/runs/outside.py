@@ -1,4 +1,4 @@
-"""Files that a run wrote to the lab, outside of its own folder."""
+"""Files that a run wrote to the lab, outside its own folder."""
 
 from __future__ import annotations
 

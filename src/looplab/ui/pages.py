@@ -318,7 +318,7 @@ def judge_page(model: LabModel, name: str) -> dict[str, Any]:
 
 
 def agents_page(model: LabModel, name: str) -> dict[str, Any]:
-    """Return the calls of agents with what became of their proposals, and the record of each proposer."""
+    """Return the agent calls with the outcome of their proposals, and the record of each proposer."""
     record, engine = model.view(name), model.engine(name)
     if record is None:
         return {"calls": [], "proposers": [], "weights": [], "said": []}

@@ -261,7 +261,7 @@ export class RunsPage {
 }
 
 // What the model of the search predicts along each knob, the others as in the config that it believes in. Asked for by
-// a click, since the model is fitted anew for it.
+// a click, since the model is refitted for it.
 class BeliefCard {
   constructor(app) {
     Object.assign(this, { app, charts: [] });

@@ -92,7 +92,7 @@ export function runSteering(app, run) {
   return el("div", { class: "steer inline" }, ...parts, note);
 }
 
-// A form from the knobs of the study; the guard checks it while somebody types.
+// A form from the knobs of the study; the guard checks it as the user types.
 export function proposalForm(app) {
   const box = el("details", { class: "propose" }, el("summary", { text: t("Propose a run") }));
   box.addEventListener("toggle", () => {

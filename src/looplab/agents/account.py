@@ -37,7 +37,7 @@ def minus(total: Usage, before: Usage) -> Usage:
 
 
 def contains(total: Usage, part: Usage) -> bool:
-    """Whether a total is large enough to include a part."""
+    """Return whether a total is large enough to include a part."""
     return (
         total.input_tokens >= part.input_tokens
         and total.output_tokens >= part.output_tokens

@@ -152,7 +152,7 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one call. If one is exceeded, the agent and all its processes are ended."""
+    """Limits of one call. If one is exceeded, the agent and all its processes are killed."""
 
     wall_s: float = 1800.0
     """Seconds for all attempts and the waits between them."""
@@ -321,7 +321,7 @@ _NO_CREDIT = re.compile(r"insufficient_quota|exceeded your current quota|credit 
 
 
 def is_rate_limit(text: str, status: object = None) -> bool:
-    """Whether waiting helps. Quota exhaustion also returns 429, but does not recover."""
+    """Return whether waiting helps. Quota exhaustion also returns 429, but does not recover."""
     return (status in (429, 529) or bool(_SLOW_DOWN.search(text))) and not _NO_CREDIT.search(text)
 
 

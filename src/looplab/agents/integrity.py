@@ -473,7 +473,7 @@ class CallGuard:
         return text + (f"; NOT restored: {', '.join(lost[:NAMED])}" if lost else "")
 
     def _is_explained(self, record: StudyLedger, change: GuardedChange) -> bool:
-        """Whether looplab itself wrote this; then the ledger has its hash."""
+        """Return whether looplab itself wrote this; then the ledger has its hash."""
         path = change.path
         if not path.is_relative_to(real_path(self._outputs)):
             return False

@@ -208,6 +208,6 @@ def _record(spec: LaunchSpec) -> Path:
 
 
 def _end_of(record_dir: Path) -> Exit:
-    """How a run of an earlier process ended: lost, unless its end was reported."""
+    """Return how a run of an earlier process ended: lost, unless its end was reported."""
     lost = Exit(None, reason="lost", message="the process that trained it ended before it reported a result")
     return read_exit(record_dir) or lost

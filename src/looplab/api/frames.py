@@ -83,7 +83,7 @@ class LabFrames:
 
 
 def load(study: str | None = None, lab: Path | str | None = None) -> LabFrames:
-    """The lab in this folder, or the one that the working directory lies in; all studies, or one."""
+    """Load the lab in this folder, or the one that the working directory lies in; all studies, or one."""
     try:
         import pandas  # noqa: F401
     except ImportError:

@@ -229,7 +229,7 @@ class Study:
     def events(self, **options: Any) -> Iterator[EngineEvent]:
         """Run the study in a thread and yield its events as they come; arguments as for `run`.
 
-        Leaving the loop early stops the study: its runs are ended and recorded.
+        Leaving the loop early stops the study: its runs are stopped and recorded.
         """
         setup = self._check(**options)
         with EngineThread(self._lab, self._config, setup) as thread:

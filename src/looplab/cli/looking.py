@@ -399,7 +399,7 @@ def _show_metrics(metrics: dict[str, Any], groups: Mapping[str, Sequence[str]]) 
 
 
 def _recorded_notes(context: LabContext, run: RunRow) -> list[str]:
-    """Notes in the ledger on a run that ended before it had a folder."""
+    """Return the notes in the ledger on a run that ended before it had a folder."""
     events = context.ledger.events(run.study, run.id)
     return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 

@@ -27,7 +27,7 @@ from looplab.runs import folder as run_folder
 ASKED = 5
 """Guesses of the objective that are offered."""
 CLOSE = 0.5
-"""Largest difference of the scores of two guesses of which the second is named, too."""
+"""Largest score difference at which the second guess is also shown."""
 RECENT = 5
 """Tries that are searched for the objective."""
 

@@ -98,7 +98,7 @@ def mute(*streams: int) -> None:
 
 
 def terminals() -> list[int]:
-    """Descriptors of stdout and stderr that are terminals. Call it early: a closed terminal is no longer one."""
+    """Return the descriptors of stdout and stderr that are terminals. Call it early: closing one changes the result."""
     return [stream for stream in (1, 2) if os.isatty(stream)]
 
 

@@ -96,8 +96,8 @@ def _require_idle(lab: LabConfig, study: StudyConfig, last: str, ledger: Ledger 
 
 
 def _may_be_alive(run_dir: Path) -> bool:
-    """Whether the run may be alive, judged by its folder: an engine killed while it started a run may not have recorded
-    that, and its supervisor may not have written process.json yet."""
+    """Return whether the run may be alive, judging by its folder: an engine killed while it started a run may not have
+    recorded that, and its supervisor may not have written process.json yet."""
     record = record_folder(run_dir)
     if not (record / "train.log").exists() or (record / "exit.json").exists():
         return False

@@ -209,7 +209,7 @@ def suite(
 
 
 def _devices(gpus: Sequence[str] | None, made: Suite) -> tuple[str, ...] | None:
-    """Devices of `--gpus 0,1`, else of the suite's `gpus`; None: those of the lab file."""
+    """Return the devices of `--gpus 0,1`, else of the suite's `gpus`; None: those of the lab file."""
     value = gpus or made.settings.gpus
     if value is None:
         return None

@@ -253,7 +253,7 @@ class Caller:
         output.warn(words[how])
 
     def _recorded_notes(self, run: RunRow) -> list[str]:
-        """Notes in the ledger on a run that ended before it had a folder."""
+        """Return the notes in the ledger on a run that ended before it had a folder."""
         events = self._record.ledger.events(run.study, run.id)
         return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 

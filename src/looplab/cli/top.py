@@ -119,7 +119,7 @@ def _liveliest(lab: LabConfig, ledger: Ledger, studies: Sequence[StudyConfig]) -
 
 
 def _width() -> int:
-    """The width of the terminal; in a pipe wide enough for whole lines."""
+    """Return the width of the terminal; in a pipe wide enough for whole lines."""
     return shutil.get_terminal_size().columns if output.is_terminal() else 400
 
 
@@ -222,7 +222,7 @@ def _budgets(seen: StudyOverview, width: int) -> RenderableType:
 
 
 def _lanes(seen: StudyOverview, width: int) -> Iterator[RenderableType]:
-    """One line per slot: the last hour, a character for each part of it."""
+    """Return one line per slot: the last hour, a character for each part of it."""
     from rich.cells import cell_len
     from rich.text import Text
 

@@ -303,7 +303,7 @@ class ObjectiveConfig(Section):
 
     @property
     def targets(self) -> tuple[TieBreak | ObjectiveConfig, ...]:
-        """All metrics that it is made of, the objective last."""
+        """All metrics that it consists of, the objective last."""
         return (*self.pareto, *((self.then,) if self.then is not None else ()), self)
 
 
@@ -747,7 +747,7 @@ class RayConfig(Section):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's own description of the environment of the actors, as in `{pip: [looplab]}`."""
     idle: Duration = 60.0
-    """Seconds after which the actor of a slot without runs and without an engine ends itself."""
+    """Seconds after which a slot's actor exits if it has no runs and no engine."""
     folder: str | None = None
     """Folder on the own disk of each node, for nodes that do not share the lab's disk: runs are executed there and
     copied back. None: the nodes share the folder of the lab."""
@@ -1181,7 +1181,7 @@ class StudyConfig(Section):
 
 
 def derived_study(study: StudyConfig, inherited: Sequence[str], **changed: Any) -> StudyConfig:
-    """Return a study made of another one, of which every field is either changed or inherited by name.
+    """Return a study derived from another one; every field is either changed or inherited by name.
 
     Raises:
         TypeError: A field is in neither, or in both: whoever adds one decides what derived studies do with it.
@@ -1325,7 +1325,7 @@ def load_lab(folder: Path) -> LabConfig:
 
 
 def read_state_dir(folder: Path) -> str | None:
-    """Return `state_dir` of the lab file, of which nothing else is checked; None: there is none, or no lab file."""
+    """Return `state_dir` of the lab file without checking the rest; None: there is none, or no lab file."""
     path = folder / LAB_FILE
     if not path.exists():
         return None

@@ -35,7 +35,7 @@ OWNER = "lab.json"
 """File in a state folder that says whose it is."""
 LEDGER = "ledger.db"
 LEDGER_FILES = (LEDGER, "journal.jsonl", "head")
-"""Files of which each shows that there is a ledger, or was one."""
+"""Files that each show that there is or was a ledger."""
 MAX_BYTES = 1 << 16
 """Size limit of the pointer and the owner file."""
 

@@ -57,7 +57,7 @@ class BelievedPoint:
     measured: float
     """Their mean objective."""
     is_pending: bool = False
-    """Whether it is being run once more."""
+    """Whether it is being repeated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BISECTIONS = 6
 """Bisection steps to the end of the legal part of an axis; 6 locate it to 1/64 of the axis."""
 POOL = 48
-"""Legal combinations of the coupled knobs that candidates are made of."""
+"""Legal combinations of the coupled knobs, from which candidates are built."""
 SWEEPS = 2
 """Coordinate sweeps over a space-filling draw; later sweeps use the new values of the other axes."""
 

@@ -1,6 +1,6 @@
 """Several objectives: dominance, the Pareto front, and the hypervolume that it dominates.
 
-A point is a tuple of values of which smaller is better; `signed` turns objectives that are maximized around.
+A point is a tuple of values for which smaller is better; `signed` negates objectives that are maximized.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Values = tuple[float, ...]
 
 
 def signed(values: Sequence[float], goals: Sequence[str]) -> Values:
-    """Return values of which smaller is better."""
+    """Return values for which smaller is better."""
     return tuple(-value if goal == "max" else value for value, goal in zip(values, goals, strict=True))
 
 

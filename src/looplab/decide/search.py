@@ -218,7 +218,7 @@ class SearchProposer:
         return believe_before(self.axes, self._sampler, self._earlier_names(), self._earlier_points(), self._goal)
 
     def repeat_due(self, study: StudyView) -> BelievedPoint | None:
-        """Return the config that the model believes in if it should be run once more; else None.
+        """Return the config that the model believes in if it should be repeated; else None.
 
         The first repetition is always worth its run: with a fixed seed, nothing else shows the noise. Where repeated
         runs measured exactly the same, or differ less than the model doubts, there are no others.

@@ -513,7 +513,7 @@ class Iteration:
         return found
 
     def _baseline(self, number: int) -> None:
-        """If there is no champion, measure the previous version and make it the champion."""
+        """Measure the previous version and make it the champion, if there is no champion."""
         before = self.previous(number)
         if before is None or self.ledger.history().champion is not None:
             return

@@ -779,7 +779,7 @@ class _Session:
         }
 
     def _watch_drift(self, side: _Side, rival: _Side) -> None:
-        """Raise an alarm if the rival measures otherwise than it did before the challenger was proposed."""
+        """Raise an alarm if the rival's results differ from those before the challenger was proposed."""
         if self.first_seed is not None:
             pairs = [(rival.values[number], rival.former[number]) for number in self._confirmations(side, rival)]
             changes = [new - old for new, old in pairs if new is not None and old is not None]

@@ -499,7 +499,7 @@ class RayExecutor(RemoteExecutor):
             self._do(slot, ("stop", run_id, reason, grace))
 
     def _on_death(self, slot: RaySlot, why: list[str]) -> None:
-        """The actor of a slot is gone, and its runs with it; the next start makes a new one."""
+        """Handle the death of a slot's actor and its runs; the next start creates a new actor."""
         for key in [key for key, one in self._slots.items() if one is slot]:
             del self._slots[key]
         self._dead.add(slot.name)

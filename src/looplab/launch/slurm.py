@@ -610,7 +610,7 @@ def _write_request(job: SlurmJob, spec: LaunchSpec, passed: Sequence[str]) -> di
 
 
 def _asks_slurm(ended: Exit) -> bool:
-    """Whether only Slurm knows why a run ended: it was signalled, and not by an engine."""
+    """Return whether only Slurm knows why a run ended: it was signalled, and not by an engine."""
     return ended.reason == "preempted" or (ended.signal is not None and ended.reason is None)
 
 

@@ -258,7 +258,7 @@ class Decider:
         return f"an exact repeat of run {exact}: the same config" + (" with the same seed" if seed is not None else "")
 
     def repeat(self, twin: RunRow, plan: RunPlan, seed: int | None, why: str, by: str = Origin.JUDGE) -> Decision:
-        """Decide on the same config once more, with this seed; None: with the seed it had, if any."""
+        """Decide to run the same config again, with this seed; None: with its own seed, if any."""
         place = self._setup.seed
         config, _ = hide_values(self._setup.track(plan.config))
         if seed is None:
@@ -280,7 +280,7 @@ class Decider:
         )  # fmt: skip
 
     def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
-        """Decide on exactly the same once more, in the lab as it was then."""
+        """Decide to repeat a run exactly, in the lab's state at that time."""
         decision = self.repeat(twin, self.plan_of(twin), twin.seed, proposal.reason, Origin.AGAIN)
         place = place_of(self._setup.lab, twin.id)
         plan = replace(decision.plan, source=proposal.source, place=str(place) if place else None)

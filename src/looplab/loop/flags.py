@@ -122,7 +122,7 @@ def _hint(flag: str, key: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value may be replaced by a number; None counts as an unset one."""
+    """Return whether a value may be replaced by a number; None counts as an unset one."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 

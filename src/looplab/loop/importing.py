@@ -261,7 +261,7 @@ def _copy_files(run: ForeignRun, staged: Path) -> tuple[list[str], list[dict[str
     for file in run.files:
         name = os.path.relpath(file, run.source)
         if name.startswith((os.pardir, f"{folder.RECORD}{os.sep}")) and not name.endswith("train.log"):
-            continue  # the record of another looplab run, or a file outside of its folder
+            continue  # the record of another looplab run, or a file outside its folder
         if os.path.basename(name) == "train.log":
             name = f"{folder.RECORD}/train.log"
         try:

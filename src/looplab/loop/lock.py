@@ -51,7 +51,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the path refers to the open file."""
+    """Return whether the path refers to the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError:
@@ -65,7 +65,7 @@ def _read_holder(descriptor: int) -> tuple[str, str]:
 
 
 def _is_gone(pid: str) -> bool:
-    """Whether the process of this host whose pid is in the lock file no longer exists; False if that is unknown."""
+    """Return whether the process of this host with this pid no longer exists; False if that is unknown."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
@@ -76,7 +76,7 @@ def _is_gone(pid: str) -> bool:
 
 
 def _lives_elsewhere(descriptor: int, folder: Path) -> bool:
-    """Whether the lock file names a holder on another host that has shown a sign of life lately."""
+    """Return whether the lock file names a holder on another host that has shown a sign of life lately."""
     _, host = _read_holder(descriptor)
     if host in ("", os.uname().nodename) or network_disk(folder) is None:
         return False

@@ -74,7 +74,7 @@ class ModelKeeper:
 
         Args:
             wake: Called from the thread after each copy.
-            record: Used to attribute checkpoints outside of the run folders to runs.
+            record: Used to attribute checkpoints outside the run folders to runs.
         """
         self._warm = warm
         self._record = record
@@ -124,7 +124,7 @@ class ModelKeeper:
             self._thread.join()
 
     def is_current(self, name: str, run: RunRow, recorded: dict[str, str]) -> bool:
-        """Whether `models/<name>` is the recorded copy of this run's checkpoint, according to its description.
+        """Return whether `models/<name>` is the recorded copy of this run's checkpoint, according to its description.
 
         Args:
             recorded: SHA-256 by path relative to the study's folder, from the ledger.

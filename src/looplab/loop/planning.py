@@ -165,7 +165,7 @@ class Planner:
             proposer.close()
 
     def refresh(self) -> None:
-        """Read proposal files that people changed. Called outside of any transaction, since it may take long."""
+        """Read proposal files that people changed. Called outside any transaction, since it may take long."""
         for proposer in self._file_proposers:
             proposer.refresh(self._study)
 

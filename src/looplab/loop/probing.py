@@ -320,7 +320,7 @@ def _standing(config: dict[str, Any], path: str, otherwise: Any) -> Any:
 
 
 def says_something(outputs: Path, run: RunRow) -> bool:
-    """Whether an ended run is evidence about its setting: not if a person stopped it, or if it was lost."""
+    """Return whether an ended run is evidence about its setting: not if a person stopped it, or if it was lost."""
     if run.status == "stopped":
         reason = folder.read_json(outputs / run.id, "summary.json", strict=False).get("reason") or ""
         return str(reason).startswith(WATCHED)

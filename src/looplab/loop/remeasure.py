@@ -67,7 +67,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
 
 
 def _is_ours(run: RunRow) -> bool:
-    """Whether a run of this lab ended successfully."""
+    """Return whether a run of this lab ended successfully."""
     return run.status == "ok" and run.role != Role.IMPORTED
 
 

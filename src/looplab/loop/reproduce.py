@@ -130,8 +130,7 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
     today = Capsules(lab, outputs).code()
     notes = [unknown] if unknown else []
     notes += [
-        f"{name}, outside of the lab, had uncommitted changes that were not kept"
-        for name in code.get("elsewhere") or ()
+        f"{name}, outside the lab, had uncommitted changes that were not kept" for name in code.get("elsewhere") or ()
     ]
     same = (today["commit"], today.get("patch")) == (commit, code.get("patch"))
     if same and not unknown and not doubt(today) and not code.get("elsewhere") and not today.get("elsewhere"):

@@ -190,7 +190,7 @@ class Setup:
         return stops or bool(self.study.watch)
 
     def is_unusable(self, run: RunRow) -> bool:
-        """Whether a run has ended without a result that others can be compared with."""
+        """Return whether a run has ended without a result that others can be compared with."""
         if run.state != "ended":
             return False
         if run.status == "ok":
@@ -268,7 +268,7 @@ def base_paths(lab: Path, study: StudyConfig, options: RunOptions) -> dict[str, 
     """Return the files of the base configs by name, in order.
 
     Raises:
-        LabError: There is no base config, one is named twice, or one is outside of the lab.
+        LabError: There is no base config, one is named twice, or one is outside the lab.
     """
     names = options.cfgs or tuple(study.base)
     if not names:
@@ -506,7 +506,7 @@ def find_cwd(lab: Path, cwd: str) -> Path:
     This is the trainer's working directory, or the lab if the trainer starts in its run folder.
 
     Raises:
-        LabError: The folder does not exist, or is outside of the lab.
+        LabError: The folder does not exist, or is outside the lab.
     """
     folder = inside(lab, "." if cwd == RUN_FOLDER else cwd, "launch.cwd")
     if not folder.is_dir():
@@ -552,7 +552,7 @@ def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
 
 
 def _reaches(study: StudyConfig, seed: Concrete) -> bool:
-    """Whether the value of this key reaches the trainer, through the config, `{seed}` or `{config.KEY}`."""
+    """Return whether the value of this key reaches the trainer, through the config, `{seed}` or `{config.KEY}`."""
     launch = study.launch
     templates = (*launch.command, *launch.env.values())
     words = (SEED_VARIABLE, f"{{config.{show(seed)}}}")
@@ -560,7 +560,7 @@ def _reaches(study: StudyConfig, seed: Concrete) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a value is an integer; bool does not count."""
+    """Return whether a value is an integer; bool does not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -572,7 +572,7 @@ def unsearched(setup: Setup) -> set[str]:
 
 
 def agent_warnings(study: StudyConfig, lab: Path) -> list[str]:
-    """Return a warning for each agent that can write outside of its folder on this machine."""
+    """Return a warning for each agent that can write outside its folder on this machine."""
     agents = [entry.agent for entry in study.proposers if entry.agent is not None]
     if not agents:
         return []

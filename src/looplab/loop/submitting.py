@@ -189,7 +189,7 @@ class SubmittedJob:
         return hashlib.sha256(canonical_json({"argv": self.argv, "cwd": self.cwd})).hexdigest()[:16]
 
     def is_as(self, files: Mapping[str, str]) -> bool:
-        """Whether the files of an earlier identical call are unchanged.
+        """Return whether the files of an earlier identical call are unchanged.
 
         Files that did not exist then are ignored: they are outputs of the command, not inputs.
 
@@ -223,7 +223,7 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
         env: Variables that the lab file sets for every run.
 
     Raises:
-        LabError: The command is empty, contains a secret, is outside of the lab, or its program is not found.
+        LabError: The command is empty, contains a secret, is outside the lab, or its program is not found.
     """
     if not argv or not argv[0]:
         raise LabError("no command is given", hint="looplab submit -- python train.py --lr 0.1")
@@ -311,7 +311,7 @@ def before(record: StudyLedger, proposal: int) -> int:
 
 
 def was_told(record: StudyLedger, run: str) -> bool:
-    """Whether the result of a run has been reported to a caller."""
+    """Return whether the result of a run has been reported to a caller."""
     return bool(record.events_of("told", run))
 
 

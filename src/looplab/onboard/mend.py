@@ -312,7 +312,7 @@ class _Mender:
         self._change_lab("launch", what, forget)
 
     def _is_mentioned(self, key: str) -> bool:
-        """Return whether the lab file uses a key outside of its knobs."""
+        """Return whether the lab file uses a key outside its knobs."""
         study = self._study
         texts = [*study.constraints, *study.derive, *study.derive.values(), *study.flags.values()]
         texts += [text for rule in study.normalise for text in (rule.set, rule.to)]

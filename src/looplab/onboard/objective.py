@@ -85,7 +85,7 @@ class ObjectiveGuess:
 
 @dataclass(frozen=True, slots=True)
 class KeptBest:
-    """A value of which a script keeps the best."""
+    """A value whose best a script keeps."""
 
     words: frozenset[str]
     goal: Goal | None

@@ -84,7 +84,7 @@ class RunFolder:
         return read_record(self.path / "stages" / "call.json")
 
     def is_consistent(self) -> bool:
-        """Whether a stage is complete and no started one is incomplete."""
+        """Return whether a stage is complete and no started one is incomplete."""
         stages = self.path / "stages"
         begun = [path.name.removesuffix(".begun.json") for path in stages.glob("*.begun.json")]
         return not any(self.begun(stage) for stage in begun) and any(

@@ -111,7 +111,7 @@ class PipelinePlan:
     # -- upstream
 
     def uses_artifacts(self, stage: str) -> bool:
-        """Whether a stage reads the artifacts key, and the config names another run there."""
+        """Return whether a stage reads the artifacts key, and the config names another run there."""
         key, reads = self.study.pipeline.artifacts, self.stages[stage].reads
         if self.artifacts is None or key is None:
             return False
@@ -439,13 +439,13 @@ def _run_with(plan: PipelinePlan, root: Path) -> RunFolder:
 
 
 def _matches(plan: PipelinePlan, run: RunFolder, stage: str, *, begun: bool) -> bool:
-    """Whether a stage of the run, complete or (with `begun`) started, has the current fingerprint."""
+    """Return whether a stage of the run, complete or (with `begun`) started, has the current fingerprint."""
     made = run.complete(stage) or (run.begun(stage) if begun else None)
     return made is not None and made["fingerprint"] == fingerprint.hash_parts(plan.parts(stage, run))
 
 
 def _is_untouched(plan: PipelinePlan, run: RunFolder) -> bool:
-    """Whether the run was created for this config and interrupted before its first stage started."""
+    """Return whether the run was created for this config and interrupted before its first stage started."""
     if any(run.complete(stage) or run.begun(stage) for stage in plan.stages):
         return False
     config, own = read_record(run.path / CONFIG), [plan.run_id_key or ""]

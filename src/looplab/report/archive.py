@@ -100,7 +100,7 @@ def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether this is a complete archive of ours, judged by its footer."""
+    """Return whether this is a complete archive of ours, judged by its footer."""
     try:
         with open_regular(path, follow=False) as file:
             size = file.seek(0, 2)

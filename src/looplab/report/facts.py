@@ -678,7 +678,7 @@ def _knob(key: str, knob: Knob | None, values: Sequence[Mapping[str, Any]]) -> K
 
 
 def _grows_by_factors(numbers: Sequence[float]) -> bool:
-    """Whether positive values belong on a log scale: 16, 32, 64, 128; or a factor of a thousand."""
+    """Return whether positive values belong on a log scale: 16, 32, 64, 128; or a factor of a thousand."""
     values = sorted(set(numbers))
     if values[-1] >= WIDE * values[0]:
         return True

@@ -150,7 +150,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         """Commands since the last snapshot."""
         self._seeds: list[int | None] = [None] * self.num_envs
         self._pending_truncations: dict[int, str] = {}
-        """Envs whose state was lost outside of a step, and why; the next step truncates them."""
+        """Envs whose state was lost outside a step, and why; the next step truncates them."""
         self._steps = 0
         if settings.prewarm:
             env_fns[0]().close()

@@ -36,7 +36,7 @@ KEPT_VARIABLES = (
     "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XLA_", "ZE_",
 )  # fmt: skip
 FRESH_S = 1.0
-"""Seconds for which git's answer may be reused for the next run."""
+"""Seconds for which git's answer may be reused."""
 STALE_S = 10.0
 """The same for runs that are prepared together in one transaction."""
 GIT_S = 20.0

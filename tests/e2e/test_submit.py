@@ -373,7 +373,7 @@ def test_mistakes_are_told_before_anything_is_run(jobs: Any) -> None:
         (("stray", "--", "job.py"), "the command comes after `--`"),
         (("--", "no-such-program"), "'no-such-program' is not on PATH"),
         (("--", "./job.py"), "is not executable"),
-        (("--", "true", "--api-key=abcdefgh"), "a secret is among the arguments"),
+        (("--", "true", "--api-key=abcdefgh"), "the arguments contain a secret"),
     ]:
         assert why in jobs("submit", *words, code=2).err
     assert not jobs.outputs(JOBS).exists()

@@ -273,7 +273,7 @@ class _AgentCall:
             pause = max(pause, state.retry_at - time.time())
         late = time.monotonic() + pause >= self.deadline
         if attempt > self.limits.retries or waited + pause > self.limits.retry_wait_s or late:
-            state.why = f"rate limit, still after {attempt} attempts: {state.why}"
+            state.why = f"still rate-limited after {attempt} attempts: {state.why}"
             return None
         return pause
 

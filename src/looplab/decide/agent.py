@@ -266,7 +266,7 @@ class AgentProposer:
         except Exception as error:
             if is_environmental(error):
                 raise
-            call.error = f"it cannot be asked: {describe_error(error)}"
+            call.error = f"it cannot be called: {describe_error(error)}"
         limits = self._limits(account_of(study))
         event = AgentAskedEvent(
             call=call.id, log=call.log.name, n=n, attempt=attempt, parent=call.parent, cli=self._spec.cli
@@ -390,11 +390,11 @@ class AgentProposer:
             return proposals
         why = "; ".join(refused)
         if call.attempt < self._settings.tries and not self._stop.is_set():
-            self._report(call.id, f"its answer is refused: {why}", f"asked again, try {call.attempt + 1}")
+            self._report(call.id, f"its answer was rejected: {why}", f"called again, try {call.attempt + 1}")
             self._ask(study, call.n, call.attempt + 1)
         else:
             self._give_up(f"no legal proposal after {call.attempt} tries: {why}", clock.now())
-            self._report(call.id, f"its answer is refused: {why}", f"gave up after {call.attempt} tries")
+            self._report(call.id, f"its answer was rejected: {why}", f"gave up after {call.attempt} tries")
         return []
 
     def _count_failure(self, call: str, why: str, times: int, at: float) -> None:
@@ -402,7 +402,7 @@ class AgentProposer:
         self._failures = times
         self._ask_at = at + self._backoff(times)
         self._retrying = times <= self._settings.call_retries
-        wait = f"asked again in {self._backoff(times):.3g} s"
+        wait = f"called again in {self._backoff(times):.3g} s"
         if not self._retrying:
             calls = "one call" if times == 1 else f"{times} calls in a row"
             self._give_up(f"{calls} failed: {why}", at)
@@ -611,7 +611,7 @@ def edits_of(draft: DraftProposal, config: dict[str, Any], guard: Guard | None) 
         LabError: The draft is a region.
     """
     if draft.region:
-        raise LabError("a region can be proposed by an agent of the study only; name values instead")
+        raise LabError("only an agent of the study can propose a region; name values instead")
     if draft.partial is None:
         return draft.edits
     edits = edits_from_partial(draft.partial, config)
@@ -704,7 +704,7 @@ def _fixed_by(edits: Sequence[str]) -> dict[str, list[Any]]:
     for text in edits:
         edit = parse_edit(text)
         if edit.op is not Op.SET:
-            raise LabError(f"{text}: beside a region, an edit must set a value")
+            raise LabError(f"{text}: together with a region, an edit must set a value")
         is_number = isinstance(edit.value, int | float) and not isinstance(edit.value, bool)
         fixed[edit.path] = [edit.value, edit.value] if is_number else [edit.value]
     return fixed

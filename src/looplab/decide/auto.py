@@ -111,7 +111,7 @@ class AutoSampler:
         best: dict[tuple[Any, ...], Drawn] = {}
         for i in predicted.argsort(kind="stable"):
             params = measured[i].params
-            best.setdefault(params_key(params), Drawn(params, "the best config of earlier studies of these knobs"))
+            best.setdefault(params_key(params), Drawn(params, "the best config of earlier studies with these knobs"))
             if len(best) >= MAX_FROM_EARLIER:
                 break
         return list(best.values())
@@ -130,7 +130,7 @@ class AutoSampler:
             for _ in range(MAX_DRAWS):
                 u = rng.random_sample((1, len(self._axes)))
                 (row,) = space.snap(region.clip(region.low + u * (region.high - region.low), rng))
-                yield Drawn(space.to_params(row), "a random point of the region")
+                yield Drawn(space.to_params(row), "a random point in the region")
 
         return draw
 

@@ -144,8 +144,8 @@ class FidelityProposer:
         restarted = next((one.run.id for one in ended if one.restarted), None)
         if restarted is not None:
             self.problem = (
-                f"nothing is continued: run {restarted} began with its first step again, although it was started from "
-                "a checkpoint; let the trainer resume its step, or remove `fidelity`"
+                f"no run is continued: run {restarted} started again at its first step, although it had a checkpoint "
+                "to resume from; let the trainer resume its step, or remove `fidelity`"
             )
             return self._new(study, n)
         by = self._by_model if self._settings.scheduler == "model" else self._by_rank

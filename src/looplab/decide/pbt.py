@@ -158,7 +158,7 @@ class PbtProposer:
             edits: tuple[str, ...] = ()
             if copied:
                 edits = self._explore(donor.config, rng)
-                why = f"member {member.index + 1} continues from run {donor.run.id}, one of the best, with other knobs"
+                why = f"member {member.index + 1} continues from run {donor.run.id}, one of the best, with new knobs"
             else:
                 why = f"member {member.index + 1} continues"
             until: float | None = donor.curve[-1][0] + self._settings.interval

@@ -153,7 +153,7 @@ class SearchProposer:
         count = study.count_proposals()
         proposal = self._sample_proposal(count, points, taken, self._sampler.inside(bounds))
         if proposal is None:
-            raise LabError(self.problem or "nothing new is legal in this region")
+            raise LabError(self.problem or "no new point in this region is legal")
         return proposal
 
     def _bounds(self, region: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
@@ -257,7 +257,7 @@ class SearchProposer:
         assert self._sampler is not None
         sampler = sampler or self._sampler
         refused: list[SearchPoint] = []
-        why = "every draw was a point that has been tried"
+        why = "every draw was already tried"
         n_rejected = 0
         for trial, (params, basis, spread) in enumerate(itertools.islice(sampler(count, points, refused), MAX_DRAWS)):
             if n_rejected >= REPAIR_AFTER and self._settings.sampler != "grid":  # most of the space is infeasible
@@ -265,7 +265,7 @@ class SearchProposer:
                 params = self._repairer.repair(params, rng, spread=spread) or params
             edits, ruling = self._rule(params)
             if ruling.config is None:
-                why = f"the guard refused the last draw: {ruling.problems[0].message}"
+                why = f"the guard rejected the last draw: {ruling.problems[0].message}"
                 n_rejected += 1
                 refused.append(SearchPoint(params, crashes=1))
                 continue
@@ -277,7 +277,7 @@ class SearchProposer:
             points.append(SearchPoint(self._collector.to_params(ruling.config) or params, pending=1))
             return Proposal(tuple(map(str, edits)), basis, self.name)
         if self._settings.sampler == "grid":
-            why = "the grid is exhausted: every point has been tried or is refused by the guard"
+            why = "the grid is exhausted: every point has been tried or is rejected by the guard"
         self.problem = f"nothing new to try: {why}"
         return None
 

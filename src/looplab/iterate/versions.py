@@ -223,7 +223,7 @@ class Iteration:
         """Raise LabError if files that the worktree needs are not committed."""
         unsaved = self.repo.unsaved([*self.frozen, self.settings.experiments])
         if unsaved:
-            hint = "git add and git commit it, or let git ignore it; then repeat the command"
+            hint = "commit it, or add it to .gitignore; then repeat the command"
             raise LabError(f"not committed, so the worktree of v{number} would not have it: {unsaved[0]}", hint=hint)
 
     def _prepare(self, attempt: Attempt) -> None:
@@ -399,7 +399,7 @@ class Iteration:
                 engines += 1
                 if engines > MAX_ENGINES:
                     log = engine_log(self.lab, load_lab(self.lab).study(self.settings.study).name)
-                    self.tell(f"v{attempt.version}: the submitted trainings are not run; see {log}")
+                    self.tell(f"v{attempt.version}: the submitted trainings did not run; see {log}")
                     return
                 self._ensure_engine()
             time.sleep(WAIT_S)
@@ -522,9 +522,9 @@ class Iteration:
             self.tell(f"measuring v{before}, to compare with")
             found = self._evaluate(before, self.lab / self.settings.experiments / f"v{before}", None)
         if isinstance(found, Measured):
-            self.ledger.record(catalogue.VersionChampionEvent(why="the first that was measured"), before)
+            self.ledger.record(catalogue.VersionChampionEvent(why="the first measured version"), before)
         else:
-            self.tell(f"v{before} cannot be measured, so v{number} has nothing to beat: {_short(found.why)}")
+            self.tell(f"v{before} cannot be measured, so v{number} has no version to beat: {_short(found.why)}")
 
     def _measure_champion(self, history: VersionHistory) -> Measured | None:
         """Return the champion's result under the current evaluation; measure it again if necessary."""
@@ -593,7 +593,7 @@ class Iteration:
         A repository on this machine runs its own hooks when it is pushed to, so it must be the one that the user chose.
         """
         if self.repo.push_settings() != self._push_settings:
-            return "the settings of the repository for remotes were changed; check them, then `git push`"
+            return "the repository's remote settings were changed; check them, then `git push`"
         return self.repo.push()
 
     def _commit(self, attempt: Attempt, tree: Worktree, message: str, target: Path) -> str:

@@ -58,7 +58,7 @@ DETERMINISTIC = ("deterministic, no statistics",)
 BEST_MEAN = ("best mean, no proof",)
 TIE_BREAK = "decided by the tie-break"
 EQUAL = "equal to the last digit"
-NEARLY_EQUAL = "equal but for rounding"
+NEARLY_EQUAL = "equal up to rounding"
 ROUNDING = 1e-6
 """Relative difference up to which repeats count as one computation rounded differently: a few ulps of float32."""
 LIMITS = (0.0, 1.0, 100.0)
@@ -448,7 +448,7 @@ class _Session:
                 self._conclude(side, Verdict.CRASH, why)
             elif champion is not None and side.candidate.point == champion.candidate.point:
                 start = f"the checkpoint of {side.candidate.warm}" if side.candidate.warm else "scratch"
-                why = f"It is the champion's config, trained from {start}: more or less training, the same config."
+                why = f"It is the champion's config, trained from {start}: more or less training, but the same config."
                 self._conclude(side, Verdict.DISCARD, why, flags=("no change",))
             elif side.crashes >= self.settings.crashes:
                 why = f"It crashed with {side.crashes} of {len(side.values)} seeds."
@@ -574,7 +574,7 @@ class _Session:
             if effect > self.settings.implausible * self.sigma > 0:
                 self.alarms.append(
                     f"{side.run} is better by {effect / self.sigma:.0f} times the noise: implausible, so it is repeated"
-                    " before it is believed. Look for a leak in its evaluation."
+                    " before it counts. Check its evaluation for a leak."
                 )
             left = self.settings.alpha - self.spent - math.fsum(test.alpha for test in self.tests.values())
             number = self.before.opened + len(self.opened) + 1
@@ -854,7 +854,7 @@ class _Session:
             self._conclude(side, Verdict.INCONCLUSIVE, f"Not proven: {summary}, and that was the last look.", **numbers)
         elif power < self.settings.futility:
             self._conclude(
-                side, Verdict.DISCARD, f"Hopeless: {summary}; more runs are unlikely to change it.", **numbers
+                side, Verdict.DISCARD, f"Hopeless: {summary}; more runs are unlikely to change this.", **numbers
             )
 
     def _smallest_effect(self, rival: _Side) -> float:

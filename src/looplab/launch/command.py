@@ -255,7 +255,7 @@ def flag_words(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
         ambiguous = next((item for item in items if item.startswith("-") and not PLAIN_NEGATIVE.fullmatch(item)), None)
         if ambiguous is not None:
             raise LabError(
-                f"launch.config: {name}: {ambiguous!r} in a list would be taken for an option", hint="use lists: json"
+                f"launch.config: {name}: {ambiguous!r} in a list would be read as an option", hint="use lists: json"
             )
         return [name, *items]
     text = _format_value(value)

@@ -535,7 +535,7 @@ class RayExecutor(RemoteExecutor):
                 if now > run.over_at + SETTLE_S:
                     self._reject(None, run)
             elif now > run.over_at + run.grace + SETTLE_S and not _is_alive_here(run):
-                why = "the node that it was on was lost"
+                why = "its node was lost"
                 exit_ = Exit(None, reason=run.stop or "lost", message=why, ended=time.time(), attempt=run.attempt)
                 self._finish(None, run, exit_)
         if self._config.folder is not None:
@@ -556,7 +556,7 @@ class RayExecutor(RemoteExecutor):
             if not slot.told:
                 slot.told = True
                 for run_id in slot.runs:
-                    self._tell(Queued(run_id, slot.name, "its actor is not placed yet"))
+                    self._tell(Queued(run_id, slot.name, "its actor has no place yet"))
 
 
 def connect(config: RayConfig) -> Any:

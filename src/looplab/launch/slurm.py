@@ -220,7 +220,7 @@ def require_slurm() -> None:
     if not reachable:
         raise LabError(
             f"Slurm cannot be reached: {why}",
-            hint="run this on a machine of the cluster, and see `scontrol ping`; nothing was started",
+            hint="run this on a machine of the cluster and check `scontrol ping`; nothing was started",
         )
 
 
@@ -569,7 +569,7 @@ class SlurmExecutor(RemoteExecutor):
         if state == "OUT_OF_MEMORY":
             exit_ = Exit(None, signal=9, message=f"{how}, out of memory")
         else:
-            exit_ = Exit(None, reason=reason, message=f"{how}, and it has no exit and no heartbeat")
+            exit_ = Exit(None, reason=reason, message=f"{how}, without an exit record or a heartbeat")
             request = {"attempt": job.attempt, "reason": reason, "grace": 0.0}  # if it lives after all
             supervisor.atomic_write(str(job.record_dir / "stop.json"), json.dumps(request))
         self._end(job, replace(exit_, started=started, ended=max(clock.now(), started or 0.0), attempt=job.attempt))

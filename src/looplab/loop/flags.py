@@ -118,7 +118,7 @@ def _near(flag: str, places: Sequence[Concrete]) -> list[str]:
 
 
 def _hint(flag: str, key: str) -> str:
-    return f"say in lab.yaml which key it is: flags: {{{flag}: {key}}}"
+    return f"name the key in lab.yaml: flags: {{{flag}: {key}}}"
 
 
 def _is_number(value: Any) -> bool:
@@ -169,9 +169,9 @@ def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig,
         names = [next(iter(entry.model_fields_set - {"variants"})) for entry in study.proposers if entry.queue is None]
         who = ", ".join(names) or "nobody: the study has no rules, search or agent"
         notes.append(
-            f"--decide: the next rounds are decided by {who}"
+            f"--decide: the next rounds are proposed by {who}"
             if options.decide
-            else "--no-decide: only configs and proposals of people are run"
+            else "--no-decide: only given configs and people's proposals run"
         )
     return (study.model_copy(update=update) if update else study), notes
 
@@ -233,7 +233,7 @@ def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
     if not record.runs():
         return None
     how = describe_conditions(setup)
-    return f"runs of this call are trained with {how}; they are not compared with runs that are trained otherwise"
+    return f"runs of this call are trained with {how}; they are not compared with runs that are trained differently"
 
 
 def describe_conditions(setup: Setup) -> str:

@@ -111,7 +111,7 @@ def fit_config(run: ForeignRun, base: Base, guard: Guard, mapped: Mapping[str, s
         places = paths.find(run.config, name)
         if not places and key in short and short[key] in run.config:
             places = [(short[key],)]
-            notes.append(f"{short[key]} was taken for {key}")
+            notes.append(f"{short[key]} was read as {key}")
         value = paths.get(run.config, places[0]) if places else None
         if not places or isinstance(value, dict) or not _put(config, key, value):
             if key in knobs:

@@ -127,7 +127,7 @@ class StudyLock:
                         where = f"pid {pid or 'unknown'}" + ("" if is_here else f" on host {host}")
                         raise BusyError(
                             f"study {self._study!r} has an engine already ({where})",
-                            hint="see it with `looplab attach`, end it with `looplab stop`"
+                            hint="follow it with `looplab attach`, stop it with `looplab stop`"
                             + ("" if is_here else f"; if that host is gone, try again in {SILENT_S:g} s"),
                         )
                     time.sleep(0.005)
@@ -141,7 +141,7 @@ class StudyLock:
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
-                hint = "" if os.path.isfile(self._path) else "remove what is there: looplab creates the file"
+                hint = "" if os.path.isfile(self._path) else "remove it: looplab creates the file"
                 if error.errno in NO_LOCKS:
                     hint = "this disk has no locks (Lustre needs the mount option flock): keep the ledger on a local "
                     hint += "disk, with `state_dir` in lab.yaml or LOOPLAB_STATE_DIR"

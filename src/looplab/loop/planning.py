@@ -176,7 +176,7 @@ class Planner:
         self._follow_up(free)
         continuous = self._setup.options.continuous
         if self._setup.options.asked_only:
-            self.why = self.why or "what was asked for is done"
+            self.why = self.why or "everything requested is done"
             return
         if self.queue or not (continuous or idle):
             return
@@ -277,7 +277,7 @@ class Planner:
             plan = self._decider.plan_of(twin)
         except LabError:  # its folder is gone
             return None
-        why = f"the model believes in it: {best.mean:.5g} ± {best.sd:.2g} after {best.runs} run(s)"
+        why = f"best posterior mean: {best.mean:.5g} ± {best.sd:.2g} after {best.runs} run(s)"
         return self._take(self._decider.repeat(twin, plan, seed, why, by=search.name), round_)
 
     def _follow_up(self, free: int) -> None:
@@ -322,7 +322,7 @@ class Planner:
                 if request.again:
                     decision = replace(decision, role=Role.CONFIRMATION)
         except LabError as error:
-            self._tell(Note(f"the judge wants {request.point} once more, but {error}"))
+            self._tell(Note(f"the judge requested {request.point} again, but {error}"))
             return False
         self._take(decision, round_)
         return True
@@ -376,7 +376,7 @@ class Planner:
                 break  # a program whose every proposal is refused would never end
         if not planned and not self.thinking:
             problems = "; ".join(problem for problem in self._complaints.values() if problem)
-            self.why = problems or "no proposer has anything left to try (add with `looplab propose`)"
+            self.why = problems or "no proposer has anything left to try (add a proposal with `looplab propose`)"
             self._rest()
         return planned
 
@@ -386,7 +386,7 @@ class Planner:
         until = min((at for at in times if at is not None), default=None)
         if until is not None and self._resting is None and self.failure is None:
             wait = max(0.0, until - clock.now())
-            self._tell(Waiting(f"nothing else to try: the agent is asked again in {wait:.0f} s"))
+            self._tell(Waiting(f"nothing else to try: the agent is called again in {wait:.0f} s"))
         self._resting = until
 
     def _has_judged(self) -> bool:

@@ -175,7 +175,7 @@ def probe_of(study: StudyConfig) -> ProbeConfig:
     """
     if study.probe is None:
         raise LabError(
-            f"study {study.name!r} does not say what to probe",
+            f"study {study.name!r} has no `probe` section",
             hint="add to lab.yaml, for example: probe: {sweep: {vec.num_workers: [1, 2, 4]}, metric: sps}",
         )
     return study.probe
@@ -296,7 +296,7 @@ def find_settings(setup: Setup, probe: ProbeConfig) -> list[Setting]:
         real = {path: _standing(decision.plan.config, path, value) for path, value in swept.items()}
         twin = known.get(decision.config_hash)
         if twin is not None:
-            settings.append(Setting(swept, edits, None, f"it comes to the same as {twin.name}"))
+            settings.append(Setting(swept, edits, None, f"the same as {twin.name}"))
             continue
         setting = Setting(real, edits, decision.config_hash, is_base=decision.config_hash == base_hash)
         known[decision.config_hash] = setting
@@ -381,7 +381,7 @@ def _hash_in(source: str | None) -> str:
 
 def _withdraw(record: StudyLedger, wanted: set[str]) -> None:
     """Reject waiting proposals and stop planned runs whose config hash is not in `wanted`."""
-    why = "the sweep does not have it any more"
+    why = "no longer in the sweep"
     for row in record.proposals("waiting"):
         if _hash_in(row.source) not in wanted:
             record.reject(row.id, [{"key": "probe.sweep", "rule": "withdrawn", "message": why}])
@@ -443,7 +443,7 @@ def judge_rows(values: Sequence[float], metric: str) -> tuple[float | None, floa
     if mean <= 0:
         return mean, None, f"a {metric} of {mean:g}"
     if len(values) < LEAST_ROWS or len(late) < 2:
-        return mean, None, f"too short to tell: {len(values)} row(s) of {metric}, {LEAST_ROWS} are needed"
+        return mean, None, f"too short to measure: {len(values)} row(s) of {metric}, {LEAST_ROWS} are needed"
     return mean, stdev(late) / mean, ""
 
 
@@ -486,7 +486,7 @@ def advise(results: Sequence[Result], metric: str) -> Advice | None:
         gain = _speed(chosen) / _speed(base)
         reason += f"; {gain:.2f} times the base"
         if abs(gain - 1) <= max(chosen.cv or 0, base.cv or 0):
-            reason += ", which is no more than they vary"
+            reason += ", which is within their variation"
     return Advice(chosen, reason)
 
 

@@ -117,8 +117,8 @@ class RunOptions:
 
 
 NO_GIT = (
-    "the lab is not in git: of its code only hashes are recorded, so changes are noticed but runs cannot be reproduced "
-    "(`git init`, then commit)"
+    "the lab is not in git: only hashes of its code are recorded, so changes are detected, but runs cannot be "
+    "reproduced (`git init`, then commit)"
 )
 COMPARED = (
     "judge", "deterministic", "objective", "holdout", "measure.sources", "measure.aliases", "measure.stdout",
@@ -338,7 +338,7 @@ def _tracked(
     if table is not None and lacking:
         keys = " and ".join(show((*table, what)) for what in lacking)
         notes.append(
-            f"{keys}: not in the config, so track.wandb reaches the trainer there by the environment alone; "
+            f"{keys}: not in the config, so track.wandb reaches the trainer only through the environment; "
             "if it has such a key, add it, or name it in track.wandb.keys"
         )
     return with_values(config, values), notes, {show(place): not has(config, place) for place in values}
@@ -443,8 +443,8 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     missing = missing_for_formal(study, slots, devices, bases, options.extra)
     if missing and not options.informal:
         raise LabError(
-            f"study {study.name!r} requires of a formal run: {'; '.join(missing)}",
-            hint="--informal runs without, and says so",
+            f"study {study.name!r} requires for a formal run: {'; '.join(missing)}",
+            hint="--informal runs without it and records that",
         )
     with lab.at(study, "launch", "cwd"):
         cwd = find_cwd(lab.folder, study.launch.cwd)
@@ -623,7 +623,7 @@ def make_proposers(
             others.append(RulesProposer(file, setup.guard, history, entry.variants))
         elif entry.search is not None:
             if study.objective is None:
-                raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
+                raise LabError("search needs an objective: name the metric to optimise", file=setup.lab / "lab.yaml")
             goal = study.objective.goal
             search = make_search(setup, entry.search, history)
             others.append(search)
@@ -658,7 +658,7 @@ def make_proposers(
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
         elif entry.plugin is not None:
             if Origin.of(entry.plugin) is not Origin.PROPOSER:
-                raise LabError(f"a proposer cannot have the name {entry.plugin!r}, which looplab uses itself")
+                raise LabError(f"a proposer cannot have the name {entry.plugin!r}, which is reserved")
             objective = study.objective
             context = ProposerContext(
                 lab=setup.lab,

@@ -70,7 +70,7 @@ def jobs_study(lab: LabConfig, study: StudyConfig) -> StudyConfig:
     name = study.name + JOBS_SUFFIX
     if name in lab.studies:
         raise LabError(
-            f"the lab has a study {name!r}, which is the name for the commands of {study.name!r}",
+            f"the lab has a study {name!r}, which is the name reserved for commands of {study.name!r}",
             hint="rename that study",
         )
     limits = [rule for rule in study.watch if rule.kind in LIMITS]
@@ -229,7 +229,7 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
         raise LabError("no command is given", hint="looplab submit -- python train.py --lr 0.1")
     if redact_argv(argv) != list(argv):
         raise LabError(
-            "a secret is among the arguments, and the ledger does not keep it", hint="give it in the environment"
+            "the arguments contain a secret, which the ledger does not store", hint="pass it in the environment"
         )
     folder = inside(lab, cwd, "the command's folder")
     try:
@@ -237,7 +237,7 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
     except LabError as error:
         what = error.message.removeprefix("trainer not found: ")
         raise LabError(
-            f"the command cannot be run: {what}", hint="no shell is involved: one word, one argument"
+            f"the command cannot be run: {what}", hint="no shell is involved: each word is one argument"
         ) from None
     return SubmittedJob(
         tuple(argv), program, os.path.relpath(folder, lab.resolve()), _named_files(lab.resolve(), folder, argv)

@@ -161,7 +161,7 @@ def _shared(pattern: str, warm: WarmStartConfig, lab: Path, run: RunRow, record:
         overlaps = other.started is not None and other.started < run.ended and (other.ended or math.inf) > run.started
         if other.id != run.id and overlaps:
             raise LabError(
-                f"runs {run.id} and {other.id} ran at the same time, so it is not known which of them wrote {pattern}",
+                f"runs {run.id} and {other.id} ran at the same time, so it is unknown which of them wrote {pattern}",
                 hint="let the trainer write below {run_dir}, or run one at a time (slots: {count: 1})",
             )
     root = Path(pattern).anchor
@@ -197,5 +197,5 @@ def check_start(start: Mapping[str, Any]) -> None:
     """
     digest = folder.hash_file(start["path"])
     if digest != start["sha256"]:
-        what = "is gone" if digest is None else "has changed since the run was decided on"
+        what = "is gone" if digest is None else "has changed since the run was planned"
         raise LabError(f"the checkpoint {start['path']} {what}")

@@ -95,7 +95,7 @@ class RunFolder:
         """Raise LabError if a stage has replaced a folder that looplab writes to by a link."""
         for path in (self.path, self.path / "stages", self.log.parent):
             if path.is_symlink():
-                raise LabError("is a link, through which nothing is written", file=path, hint="remove the link")
+                raise LabError("is a link, and looplab does not write through links", file=path, hint="remove the link")
 
     def write(self, name: str, data: Any) -> None:
         self.refuse_links()

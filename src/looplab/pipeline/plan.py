@@ -93,11 +93,11 @@ class PipelinePlan:
         settings = self.study.pipeline
         text = fill_template(settings.root, self.config, {"study": self.study.name}, "pipeline.root")
         if not text:
-            raise LabError(f"pipeline.root: {settings.root} names a key that is null", file=self.source)
+            raise LabError(f"pipeline.root: {settings.root} names a key whose value is null", file=self.source)
         root = inside(self.lab, text, "pipeline.root")
         if root == study_folder(self.lab, self.study.name).resolve():
             raise LabError(
-                f"pipeline.root: {text} is the folder of the study's own runs, which has its own LATEST",
+                f"pipeline.root: {text} is the folder of the study's own runs, which have their own LATEST",
                 hint="use another folder, or rename the study",
             )
         return root
@@ -238,7 +238,7 @@ def fill_argv(
     for text in template:
         filled = fill_template(text, plan.config, variables, f"{where}.command")
         if filled is None:
-            raise LabError(f"{where}.command: {text} names a key that is null in the config", file=plan.source)
+            raise LabError(f"{where}.command: {text} names a key whose value is null in the config", file=plan.source)
         argv.append(filled)
     return argv
 
@@ -317,7 +317,7 @@ def make_plan(
     needed = {name for stage in called if used.uses_artifacts(stage) for name in study.stages[stage].after}
     needed -= set(called)
     if needed and found is None:
-        need_latest(folder.parent, f"{settings.artifacts} asks for the latest one")
+        need_latest(folder.parent, f"{settings.artifacts} names the latest run")
     check_artifacts(used, other, [name for name in in_order(study.stages) if name in needed])
     return used
 

@@ -87,7 +87,7 @@ _PAST = {"keep": "kept", "discard": "discarded", "crash": "crashed"}
 
 NEEDS = {
     "problem": "The ledger cannot be read: {text}",
-    "alarms": "{n} {n|alarm|alarms} to look at before the results are believed",
+    "alarms": "{n} {n|alarm|alarms} to check before you trust the results",
     "ended early": "The last engine ended early: {text}",
     "unfinished": "{n} unfinished {n|run|runs} and no engine: looplab resume",
     "waiting": "{n} {n|proposal waits|proposals wait} and no engine runs: looplab run",

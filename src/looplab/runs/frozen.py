@@ -156,7 +156,7 @@ class FrozenCode:
                 self._trees[found.name] = found
                 self.link(found)
                 return found
-        raise LabError("the code changes while it is copied", hint="wait, or `executor: {freeze: false}`")
+        raise LabError("the code changed while it was being copied", hint="wait, or `executor: {freeze: false}`")
 
     def open(self, name: object) -> FrozenTree | None:
         """Return the tree of this name, as a capsule has it; None: it is gone or was changed."""

@@ -35,7 +35,7 @@ class Visit {
 
 const NEEDS = {
   problem: (one) => t("The ledger cannot be read: {text}", one),
-  alarms: (one) => t("{n} {n|alarm|alarms} to look at before the results are believed", one),
+  alarms: (one) => t("{n} {n|alarm|alarms} to check before you trust the results", one),
   "ended early": (one) => t("The last engine ended early: {text}", one),
   unfinished: (one) => t("{n} unfinished {n|run|runs} and no engine: looplab resume", one),
   waiting: (one) => t("{n} {n|proposal waits|proposals wait} and no engine runs: looplab run", one),

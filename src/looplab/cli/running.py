@@ -270,7 +270,7 @@ def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str,
             if luckiest is not None and luckiest.id != best.id:
                 output.say(f"the luckiest run: {luckiest.id} with {output.number(luckiest.objective)}")
         else:
-            output.say(f"best: {best.id} (one run is only a hint)   {outputs / best.id}")
+            output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
     output.say(f"report: {outputs / 'report.html'}")
     if best is not None:

@@ -151,7 +151,7 @@ def draw(seen: StudyOverview, reader: TopReader, width: int, chosen: str | None)
         parts.append(Text(t("ALARM") + " ", style="bold red").append(clean_line(alarm), style="default"))
     for need in seen.needs:
         if need.kind != "alarms":
-            parts.append(Text(t("needs you") + ": ", style="yellow").append(clean_line(need.sentence)))
+            parts.append(Text(t("needs attention") + ": ", style="yellow").append(clean_line(need.sentence)))
     parts.append(_budgets(seen, width))
     if seen.lanes:
         parts += [Text(), *_lanes(seen, width)]
@@ -289,7 +289,7 @@ def _verdicts(verdicts: Sequence[VerdictFacts], chosen: str | None, width: int) 
         verdict = (f"{SIGNS.get(one.verdict, ' ')} {t(one.verdict)}", COLOURS.get(one.verdict, ""))
         cells = [(text, "") for text in (one.interval, p + bar, str(one.n))]
         rows.append([_mark(one.run, chosen), (one.run, ""), verdict, *cells, (clean_line(one.why, 300), "dim")])
-    return _columns(("", "judged", "verdict", "better by, 95 %", "p / bar", "n", "why"), rows, width)
+    return _columns(("", "judged", "verdict", "better by, 95 %", "p / boundary", "n", "why"), rows, width)
 
 
 def braille(curve: Curve, width: int, height: int) -> list[str]:

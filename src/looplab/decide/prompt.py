@@ -245,7 +245,9 @@ def _champion(record: StudyView, metric: str) -> str:
         return "none yet; nothing has been measured"
     words = f"run {best.id}, {metric} = {best.objective:.6g}" if best.objective is not None else f"run {best.id}"
     evidence = record.verdicts().get(best.id)
-    return words + (f" ({clean_line(str(evidence['why']), 2 * MAX_TEXT)})" if evidence else " (one run is only a hint)")
+    return words + (
+        f" ({clean_line(str(evidence['why']), 2 * MAX_TEXT)})" if evidence else " (one run is a hint, not a result)"
+    )
 
 
 def _runs(study: StudyConfig, guard: Guard, history: History, outputs: Path) -> str:

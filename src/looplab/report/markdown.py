@@ -135,7 +135,7 @@ def _summary_section(facts: StudyFacts) -> list[str]:
     lines += [f"- **ALARM:** {text(alarm)}" for alarm in facts.alarms]
     if best is not None:
         since = "" if best.against_base is None else f", {wording.signed(best.against_base)} against its base"
-        word, hint = ("Champion", "") if facts.judge else ("Best", " (one run is only a hint)")
+        word, hint = ("Champion", "") if facts.judge else ("Best", " (one run is a hint, not a result)")
         lines.append(f"- **{word}:** {run_link(best)} with **{best.shown}**{since}{hint}")
         if best.row.reason:
             lines.append(f"- **Its reason:** {text(best.row.reason)}")

@@ -89,15 +89,15 @@ NEEDS = {
     "problem": "The ledger cannot be read: {text}",
     "alarms": "{n} {n|alarm|alarms} to check before you trust the results",
     "ended early": "The last engine ended early: {text}",
-    "unfinished": "{n} unfinished {n|run|runs} and no engine: looplab resume",
-    "waiting": "{n} {n|proposal waits|proposals wait} and no engine runs: looplab run",
+    "unfinished": "{n} unfinished {n|run|runs}, but no engine is running: looplab resume",
+    "waiting": "{n} {n|proposal waits|proposals wait}, but no engine is running: looplab run",
     "paused": "The study is paused",
     "no objective": "The study has no objective: looplab objective METRIC",
     "not comparable": "{n} {n|run was|runs were} measured with another objective: looplab remeasure",
-    "agent": "The last call of the agent failed: {text}",
+    "agent": "The last agent call failed: {text}",
     "alpha": "Alpha is almost used up: hardly anything can still be promoted",
-    "held out": "The held-out metric may not be read any more",
-    "nothing yet": "Nothing has run yet: looplab plan shows what would, looplab run runs it",
+    "held out": "The held-out metric may no longer be read",
+    "nothing yet": "Nothing has run yet: looplab plan shows what would run, looplab run starts it",
 }
 """What a person should look at or do, as the page and the terminal say it."""
 

@@ -266,7 +266,7 @@ class BeliefCard {
   constructor(app) {
     Object.assign(this, { app, charts: [] });
     this.ask = el("button", { text: t("Ask the model"), onclick: () => this.load() });
-    this.note = el("p", { class: "muted small", role: "status", text: t("What the model of the search predicts along each knob, and how sure it is.") });
+    this.note = el("p", { class: "muted small", role: "status", text: t("The search model's prediction along each knob, with its uncertainty.") });
     this.plots = el("div", { class: "small-multiples" });
     this.node = panel(t("What the model believes"), this.note, this.plots);
     this.node.querySelector(".bar-top").append(el("div", { class: "controls push" }, this.ask));

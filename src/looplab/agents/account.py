@@ -89,7 +89,7 @@ class Meter:
                 self._messages[usage.message] = usage
 
     def add_live(self, usage: Usage) -> None:
-        """Take a report of the agent's own file into account, which also has those of earlier calls."""
+        """Count a report from the agent's own file, which also contains reports of earlier calls."""
         if self.before is None or contains(usage, self.before):
             self.add(usage)
 

@@ -161,7 +161,7 @@ class Limits:
     output_bytes: int = 256 << 20
     """Bytes that it may print."""
     log_bytes: int = 16 << 20
-    """Bytes kept in the log, and in that of its stderr; the middle of longer output is dropped."""
+    """Bytes kept in the log and in the stderr log; the middle of longer output is dropped."""
     retries: int = 5
     """Number of retries after a rate limit."""
     retry_wait_s: float = 600.0

@@ -189,7 +189,7 @@ def _last_try(lab: LabConfig, study: StudyConfig) -> tuple[str, float | None, li
 
 
 def set_objective(lab: LabConfig, study: StudyConfig, metric: str, goal: Goal, at: str | None) -> None:
-    """Write an objective to the lab file, in place of the line that said that there is none."""
+    """Write an objective to the lab file, replacing the placeholder line."""
     path = lab.folder / LAB_FILE
     document = read_document(path)
     data = document.data

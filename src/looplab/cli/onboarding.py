@@ -198,7 +198,7 @@ def suggest_scripts(folder: Path) -> None:
 
 
 class TrySession(TerminalSession):
-    """A session of one run: the command is shown, then how far it is, and Ctrl-C stops the run at once."""
+    """A session of one run: shows the command, then the progress; Ctrl-C stops the run at once."""
 
     def __init__(self, lab: LabConfig, study: StudyConfig, *, json: bool) -> None:
         super().__init__(lab, study, json=json)

@@ -171,7 +171,7 @@ def _show_result(session: Session, setup: Setup, result: SessionResult, json: bo
 
 
 def _why_failed(setup: Setup, record: StudyLedger) -> list[str]:
-    """Return why the last run failed, if what it printed says so."""
+    """Return why the last run failed, if its output shows that."""
     failed = record.runs(status="failed")
     if not failed:
         return []

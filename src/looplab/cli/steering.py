@@ -138,7 +138,7 @@ def _find_log(lab: Path, log: str | None) -> Path:
 
 
 def _log_folders(lab: Path) -> list[Path]:
-    """Return the folders with logs of agents: the usual one, that of iterate.yaml, and those of recorded calls."""
+    """Return the folders with agent logs: the default one, iterate.yaml's, and those of recorded calls."""
     from looplab.iterate import settings
     from looplab.ledger.versions import STUDY
 

@@ -32,7 +32,7 @@ VARIABLE = "LOOPLAB_STATE_DIR"
 POINTER = "state"
 """File in `.looplab` that says where the ledger is."""
 OWNER = "lab.json"
-"""File in a state folder that says whose it is."""
+"""File in a state folder that names its lab."""
 LEDGER = "ledger.db"
 LEDGER_FILES = (LEDGER, "journal.jsonl", "head")
 """Files that each show that there is or was a ledger."""

@@ -31,7 +31,7 @@ N_UNCERTAIN = 3
 N_PLACES = 256
 """Number of random points that are searched for them."""
 MIN_FAILED = 2
-"""Failed points from which it is said where runs fail."""
+"""Minimum number of failed points before the regions of failure are described."""
 N_SLICES = 12
 """Knobs along which the belief is drawn, those that matter most."""
 N_ALONG = 41
@@ -138,7 +138,7 @@ def believe(
     earlier: Sequence[str],
     detail: bool = True,
 ) -> StudyBelief | None:
-    """Return what the model believes; None before it has as many points as it is used from."""
+    """Return what the model believes; None while it has too few points to be used."""
     import numpy as np
 
     if sum(point.known for point in points) < sampler.startup or not any(point.runs for point in points):

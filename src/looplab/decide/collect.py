@@ -26,7 +26,7 @@ INFEASIBLE_RULES = {"constraint", "derive", "normalise"}
 
 
 class PointCollector:
-    """Reads the points of a study from its ledger and its history; what a run says is worked out once."""
+    """Reads the points of a study from its ledger and its history; each run is processed once."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from looplab.decide.space import Array
 MIN_FINALS = 3
 """Measured points from which the scale of values is estimated; with fewer, those of stopped runs count too."""
 UNKNOWN_VARIANCE = 1e6
-"""Variance of a final value about which nothing can be said."""
+"""Variance of an unknown final value."""
 MAX_LOG = 50.0
 """Largest logarithm that is undone when a prediction is turned back into the objective."""
 

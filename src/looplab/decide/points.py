@@ -20,7 +20,7 @@ class SearchPoint:
     values: list[float] = field(default_factory=list)
     """The objective of each run that measured one."""
     curves: list[Curve] = field(default_factory=list)
-    """The curves of such runs, as far as they are known."""
+    """The known curves of such runs."""
     stopped: list[Curve] = field(default_factory=list)
     """The curves of runs that were stopped before their end."""
     crashes: int = 0

@@ -103,7 +103,7 @@ class SearchProposer:
         return self._sample_proposals(study, n)
 
     def spread(self, study: StudyView, n: int) -> list[Proposal]:
-        """Return proposals that fill the space, whatever was measured; without `auto`, those of the sampler."""
+        """Return space-filling proposals, whatever was measured; without `auto`, those of the sampler."""
         sampler = self._sampler.uniform if isinstance(self._sampler, AutoSampler) else self._sampler
         return [] if sampler is None else self._sample_proposals(study, n, sampler)
 
@@ -287,7 +287,7 @@ class SearchProposer:
         return self._rule(params)[1].problems
 
     def _rule(self, params: Params) -> tuple[list[Edit], Ruling]:
-        """Return the edits of a point and what the guard says; knobs that are not used there are not edited."""
+        """Return the edits of a point and the guard's ruling; knobs that are not used there are not edited."""
         edits = self._edits(params)
         while True:
             ruling = self._guard.check(self._base, edits)

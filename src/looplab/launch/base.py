@@ -56,7 +56,7 @@ class Resources:
     time_s: float | None = None
     """Seconds after which the scheduler may end the run; longer than its own `timeout`."""
     constraints: Mapping[str, str] = field(default_factory=dict)
-    """Requirements in the words of the scheduler, by option: `{"constraint": "a100"}`."""
+    """Scheduler-specific requirements, by option: `{"constraint": "a100"}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class ExecutorTraits:
     prequeue_depth: int = 3
     """Number of very short runs that may be prequeued for one slot."""
     retries: Mapping[str, int] = field(default_factory=dict)
-    """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml says otherwise."""
+    """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml sets them."""
 
 
 def traits_of(executor: object) -> ExecutorTraits:

@@ -35,7 +35,7 @@ VARIABLE = re.compile(r"\{\{|\}\}|\{(config\.[^{}\s]+|[A-Za-z_][\w.-]*)\}")
 
 
 def replace_variables(template: str, value_of: Callable[[str], str | None]) -> str:
-    """Replace each `{name}` by its value; None leaves it as it is."""
+    """Replace each `{name}` with its value; None leaves it unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         value = match[0][0] if match[1] is None else value_of(match[1])

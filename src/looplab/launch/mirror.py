@@ -26,7 +26,7 @@ from looplab.runs import tree
 PORTION = 8 << 20
 """Bytes of one answer."""
 SETTLED_S = 2.0
-"""Seconds after its last change after which a file of a running run is taken for complete."""
+"""Seconds after its last change after which a file of a running run counts as complete."""
 STREAMS = (".jsonl", ".log")
 """Suffixes of files that only grow."""
 PARTS = ".mirror"

@@ -94,7 +94,7 @@ class SlotPool(Generic[NextT]):
         return slot, what
 
     def add(self, slots: Iterable[Slot]) -> None:
-        """Add slots that the executor has got; those that are known are left alone."""
+        """Add new slots of the executor; known ones are left alone."""
         known = {slot.name for slot in (*self._free, *self._held.values())}
         self._free.extend(slot for slot in slots if slot.name not in known)
         self._gone -= {slot.name for slot in slots}

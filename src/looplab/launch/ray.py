@@ -524,7 +524,7 @@ class RayExecutor(RemoteExecutor):
             self._ray.kill(slot.actor, no_restart=True)
 
     def _check(self) -> None:
-        """Settle the runs of dead hosts, and let hosts that wait for resources have those of idle ones."""
+        """Settle the runs of dead hosts, and give waiting hosts the resources of idle ones."""
         now = time.monotonic()
         for run in list(self._lost.values()):
             assert run.over_at is not None

@@ -56,7 +56,7 @@ LOOK_S = 0.05
 COMMAND_S = 60.0
 """Seconds that a command of Slurm may take."""
 SETTLE_S = 3.0
-"""Seconds that an exit may take to appear after Slurm says that the job is over."""
+"""Seconds that an exit may take to appear after Slurm reports the end of the job."""
 SILENT_S = node.HEARTBEAT_S + 1.0
 """Seconds without a heartbeat after which a job that slurmd has ended is over."""
 REASON_S = 10.0
@@ -107,11 +107,11 @@ class SlurmJob:
     submit_at: float = 0.0
     started: bool = False
     state: str | None = None
-    """What Slurm said last; None: nothing yet."""
+    """Last state that Slurm reported; None: none yet."""
     asked_at: float = 0.0
     """When Slurm listed it last."""
     over_at: float | None = None
-    """When Slurm said first that it is over, or stopped listing it."""
+    """When Slurm first reported its end, or stopped listing it."""
     why: str | None = None
     told_at: float = 0.0
     mtime: float | None = None
@@ -462,7 +462,7 @@ class SlurmExecutor(RemoteExecutor):
     # -- looking
 
     def _look(self, job: SlurmJob) -> None:
-        """Look for what the run says itself."""
+        """Read the run's own files."""
         try:
             names = os.listdir(job.record_dir)  # not `exists`: network disks cache names that are missing
         except OSError:
@@ -493,7 +493,7 @@ class SlurmExecutor(RemoteExecutor):
     # -- asking
 
     def _ask(self, jobs: Sequence[SlurmJob]) -> None:
-        """Ask Slurm about all jobs at once; an error says nothing about them."""
+        """Ask Slurm about all jobs at once; an error leaves their state unknown."""
         now = time.monotonic()
         waiting = [job for job in jobs if job.spec is None or job.key is not None]
         period = self._config.poll * max(1.0, len(waiting) / 1000)
@@ -538,7 +538,7 @@ class SlurmExecutor(RemoteExecutor):
             self._tell(Queued(job.run_id, job.id or "-", why))
 
     def _check_over(self, job: SlurmJob) -> None:
-        """Report the end of a run that Slurm calls over and that says nothing any more."""
+        """Report the end of a run that is over according to Slurm and shows no sign of life."""
         now = time.monotonic()
         if job.exit is not None:
             is_known = job.over_at is not None and bool(job.state)

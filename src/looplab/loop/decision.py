@@ -143,7 +143,7 @@ def decide_base(setup: Setup, base: Base) -> Decision:
 
 
 def decide_job(proposal: Proposal) -> Decision:
-    """Decide on a submitted command, which is run as it is.
+    """Decide on a submitted command, which is run unchanged.
 
     Raises:
         ProposalRejected: It cannot be read.

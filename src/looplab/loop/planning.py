@@ -518,7 +518,7 @@ class Planner:
         """Return what was used of the budget, which the study shares with its submitted commands."""
         totals = self._totals()
         usage = self._study.shared_usage(totals, self._submitted())
-        # A number of runs that a person says on the command line is about this study alone.
+        # A number of runs on the command line applies to this study only.
         return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage(totals).runs)
 
     def spent(self, usage: BudgetUsage | None = None) -> str | None:
@@ -584,7 +584,7 @@ def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) ->
             if not any(run.n > setup.options.since_run for run in done.get(base.key, ())):
                 wanted.append(base)
         elif not any(run.twin == first.id and run.proposer == base.proposer for run in since):
-            # With the same seed it says nothing about the spread.
+            # With the same seed it is not evidence about the spread.
             role = Role.REPLICATE if base.seed is None else Role.REPRODUCTION
             wanted.append(replace(base, role=role, twin=first.id, reason=f"{base.reason}, again"))
     return wanted

@@ -39,7 +39,7 @@ WATCH_S = 0.2
 READING_SHARE = 0.42
 """Share of one core that reading may use; the time between two readings is stretched accordingly."""
 CREDIT_S = 0.35
-"""CPU time that reading may use at once, at most, after it has used less than its share."""
+"""Maximum CPU time that reading may use in a burst after it has used less than its share."""
 ALERT_S = 15.0
 """Seconds to wait for each pending alert when the engine ends."""
 

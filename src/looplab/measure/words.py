@@ -81,7 +81,7 @@ def is_never_metric(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_setting(name: str) -> bool:
-    """Return whether a name is rather that of a setting, a size or a count: `batch_size`, `loss_weight`."""
+    """Return whether a name probably means a setting, a size or a count: `batch_size`, `loss_weight`."""
     return not _SETTINGS.isdisjoint(words_of(name))
 
 
@@ -92,5 +92,5 @@ def has_metric_word(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_result(name: str) -> bool:
-    """Return whether a name is that of a result even if nothing around it says so: `val_loss`, `accuracy`."""
+    """Return whether a name means a result even without context: `val_loss`, `accuracy`."""
     return not _QUALITY.isdisjoint(words_of(name)) and not is_setting(name)

@@ -55,7 +55,7 @@ class ScriptSetting:
     spread: bool = False
     """Whether a list is written as several words: `--layers 64 64`."""
     flag: str | None = None
-    """The flag as it is written, if it is not `--<name>`."""
+    """The flag's spelling, if it is not `--<name>`."""
     off: str | None = None
     """The flag that makes a bool false; None: `--no-<name>` for a switch."""
     aliases: tuple[str, ...] = ()
@@ -142,12 +142,12 @@ class Script:
 
     @cached_property
     def introspection(self) -> Introspection:
-        """What `--help` says; the script is started for that, once."""
+        """Output of `--help`; the script is started once for that."""
         return introspect(self)
 
     @cached_property
     def first_output(self) -> Introspection:
-        """What it says when it is started with `--help`, even if nothing in it reads a command line."""
+        """Its output with `--help`, even if nothing in it reads a command line."""
         if self.introspection.printed:
             return self.introspection
         started = introspect(self, DOOR_S, always=True)

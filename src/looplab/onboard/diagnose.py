@@ -113,7 +113,7 @@ def diagnose(failure: FailedProgram) -> Diagnosis | None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something; empty: there is none."""
+    """Return the last informative line; empty: there is none."""
     lines = [line for line in map(_plain, text.splitlines()) if re.search(r"\w", line)]
     return clean_line(lines[-1].strip(), MAX_LINE) if lines else ""
 

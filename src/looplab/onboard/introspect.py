@@ -48,7 +48,7 @@ NO_COMMAND_LINE = "it has no command line that looplab knows"
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """What a script says about its command line."""
+    """What a script reveals about its command line."""
 
     parsers: tuple[dict[str, Any], ...] = ()
     """The parsers that it made, in the order in which they parsed."""
@@ -63,7 +63,7 @@ class Introspection:
 
 
 def introspect(script: Script, timeout: float = HELP_S, *, always: bool = False) -> Introspection:
-    """Start the script with `--help` and return what it says.
+    """Start the script with `--help` and return what it reveals.
 
     Nothing is trained: a script that is asked for help ends when it parses its arguments. It gets no input and no GPU.
 

@@ -41,7 +41,7 @@ SEED_WORD = "seed={seed}"
 """What `with_config.py` gets for a seed that is a constant of the script."""
 JUDGE = "judge: {baseline_seeds: 3}"
 NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
-"""Start of the line that says that there is no objective yet."""
+"""Start of the placeholder line for the objective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class LabFiles:
         self.fixes: list[Fix] = []
         self._documents: dict[Path, Document] = {}
         self._before: dict[Path, tuple[str, str]] = {}
-        """The file as it is, and as it would be written without a change."""
+        """The current file, and how it would be written without a change."""
 
     def document(self, path: Path) -> Document:
         if path not in self._documents:

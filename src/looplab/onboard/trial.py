@@ -117,7 +117,7 @@ MIN_POINTS = 6
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMetric:
-    """A metric of a run, as far as it can be seen in one run."""
+    """A metric, as observed in one run."""
 
     name: str
     source: str

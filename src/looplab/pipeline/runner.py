@@ -451,7 +451,7 @@ class StageRun:
                      f"{self.run.path / 'partial' / stage}, and the same call continues there")  # fmt: skip
 
     def _note(self, record: Mapping[str, Any]) -> None:
-        """Record a stage in the ledger as its file says. A ledger that cannot be written does not stop the stage."""
+        """Record a stage in the ledger from its file. A ledger that cannot be written does not stop the stage."""
         if self.record is not None:
             try:
                 self.record.stage(self.run.path, record)

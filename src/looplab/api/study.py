@@ -108,7 +108,7 @@ class Lab:
         return list(self._config.studies)
 
     def study(self, name: str | None = None) -> Study:
-        """Return a study by its name, which may be left out if the lab has one study only."""
+        """Return a study by its name, which may be omitted if the lab has only one study."""
         return Study(self._config, self._config.study(name))
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from looplab.runs.redact import SHORTEST, hide_values
 
 
 def check_up(folder: Path | None, json: bool) -> None:
-    """Show what the machine has, how the lab's disk behaves, and what the lab lacks; outside a lab the machine alone.
+    """Show what the machine has, how the lab's disk behaves, and what the lab lacks; outside a lab, only the machine.
 
     Exits with code 1 if there is a problem.
     """

@@ -97,7 +97,7 @@ def _open_ledger(folder: Path | None) -> tuple[Path, Ledger]:
 
 
 def _lab_of(folder: Path) -> LabConfig:
-    """Return the lab of versions, which may have studies, too."""
+    """Return the lab of versions, which may also have studies."""
     return LabConfig(folder, {}, state_dir=read_state_dir(folder))
 
 

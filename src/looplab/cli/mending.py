@@ -14,7 +14,7 @@ from looplab.onboard.mend_files import Mending
 
 
 def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> dict[str, Any]:
-    """Mend a lab, and show how; return what was found.
+    """Fix a lab and show the changes; return the findings.
 
     Raises:
         LabError: The lab does not pass its checks afterwards; its files are unchanged.

@@ -121,7 +121,7 @@ def set_guess(lab: LabConfig, study: StudyConfig, guess: ObjectiveGuess) -> Obje
 def show_objective(
     lab: LabConfig, study: StudyConfig, chosen: ObjectiveConfig, run: Observation, *, command: str
 ) -> None:
-    """Print what a run measured for an objective that is known already."""
+    """Print what a run measured for a known objective."""
     tried = _last_try(lab, study)
     if tried is not None and tried[0] == run.run and tried[1] is not None:
         output.say(f"objective: {chosen.metric} ({chosen.goal}) {output.number(tried[1], 6)}")

@@ -188,7 +188,7 @@ def _failure(script: Script, printed: str) -> FailedProgram:
 
 
 def suggest_scripts(folder: Path) -> None:
-    """Mention the scripts beside which a recipe was made: they may be what was meant."""
+    """Mention the scripts next to a new recipe: the user may have meant one of them."""
     found = trainers_in(folder)
     if found:
         output.say(f"for a lab of your own script: looplab init {found[0]}")

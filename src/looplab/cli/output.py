@@ -23,9 +23,9 @@ COLOURS = {
     "inconclusive": "yellow",
 }  # fmt: skip
 LAST_COLUMN = 24
-"""Fewest characters for the last column of a table, which often has sentences; with fewer it is printed below."""
+"""Minimum width of a table's last column, which often has sentences; below that it is printed under each row."""
 NARROWEST = 6
-"""Fewest characters to which a column is narrowed."""
+"""Minimum width of a narrowed column, in characters."""
 
 
 def is_terminal() -> bool:
@@ -170,7 +170,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
 
 
 def _stacked_table(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
-    """Print a table for which the terminal is too narrow: the last column below each row."""
+    """Print a table that is too wide for the terminal, with the last column below each row."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

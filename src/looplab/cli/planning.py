@@ -28,7 +28,7 @@ from looplab.report.judged import judged_now
 SHOWN_SLOTS = 8
 """More slots than this are shown as the first and the last one, and their number."""
 DEFAULT_RUNS = 120
-"""Runs that `--power` assumes where the study has no budget."""
+"""Number of runs that `--power` assumes if the study has no budget."""
 
 
 def plan(

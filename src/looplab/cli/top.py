@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 FRAME_S = 0.5
 REFRESH_S = 2.0
 LEAST_WHY = 16
-"""Columns below which reasons are left out of a table."""
-"""Seconds after which a frame is drawn again although nothing was recorded: elapsed times and live metrics move."""
+"""Terminal width below which tables have no reasons."""
+"""Seconds between frames even if nothing was recorded, since elapsed times and live metrics change."""
 POLL_S = 0.05
 """Longest time for reading the metrics of one running run."""
 KEYS = "j k choose   enter log   c curve   a alarms   tab study   q quit"

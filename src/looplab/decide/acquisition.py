@@ -33,7 +33,7 @@ N_GLOBAL, N_LOCAL = 256, 256
 N_TOP = 6
 """Best points, and in each refinement round best candidates, that are perturbed."""
 MAX_ENUMERATED = 1024
-"""Points of a finite space up to which all of them are candidates."""
+"""Maximum size of a finite space for which all points are candidates."""
 N_REFINEMENTS, N_REFINED = 4, 64
 """Rounds of local refinement, each with a smaller step width, and candidates per round."""
 N_FEASIBILITY_SAMPLES = 16
@@ -42,7 +42,7 @@ WEIGHT_CONCENTRATION = 0.3
 """Dirichlet parameter of the random weights of several objectives: below 1, one objective often outweighs the others,
 so that the ends of the front are found too."""
 N_SCALARIZED = 32
-"""Draws of several objectives over which the improvement of their scalarization is averaged."""
+"""Number of draws over which the improvement of a scalarization of several objectives is averaged."""
 
 
 def log_expected_improvement(mean: Array, sd: Array, best: float | Array) -> Array:

@@ -222,7 +222,7 @@ class AgentProposer:
         return proposals if proposals or self.thinking else self._propose_instead(study, n)
 
     def close(self) -> None:
-        """Stop the agent; what it answered until then is in its log."""
+        """Stop the agent; its answer so far is in its log."""
         self._stop.set()
         if self._call is not None and self._call.thread is not None:
             self._call.thread.join()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 GP_STARTUP = (6, 4, 16)
 """The same for looplab's own Gaussian process: the minimum, how many more than there are knobs, and the maximum."""
 MAX_GP_POINTS = 300
-"""Points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the process is
-fitted to a subset of this size."""
+"""Number of points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the
+process is fitted to a subset of this size."""
 MIN_STARTUP = 4
 """The fewest measured points before the model is used, if there are earlier studies."""
 MAX_FROM_EARLIER = 2

@@ -33,7 +33,7 @@ N_PLACES = 256
 MIN_FAILED = 2
 """Minimum number of failed points before the regions of failure are described."""
 N_SLICES = 12
-"""Knobs along which the belief is drawn, those that matter most."""
+"""Maximum number of knobs whose belief is drawn; those that matter most."""
 N_ALONG = 41
 """Values along a knob."""
 DIGITS = 4

@@ -18,7 +18,7 @@ from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView
 
 MIN_EARLIER = 5
-"""Measured points from which an earlier study is used."""
+"""Minimum number of measured points for an earlier study to be used."""
 MAX_EARLIER_POINTS = 100
 """Points of an earlier study that are used."""
 INFEASIBLE_RULES = {"constraint", "derive", "normalise"}

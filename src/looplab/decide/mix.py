@@ -31,7 +31,7 @@ TURN = 10
 AGENT_SHARE = 0.3
 """Largest share of an agent in the proposals until it has earned more."""
 MIN_DECIDED = 5
-"""Decided runs from which an agent can have earned more: as large a share as its weight, if none has a larger one."""
+"""Minimum number of decided runs before an agent's share can grow to its weight, if no proposer has a larger one."""
 CRASHED = ("failed", "timeout", "lost")
 """Statuses of crashed runs."""
 

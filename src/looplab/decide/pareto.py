@@ -50,6 +50,6 @@ def hypervolume(points: Sequence[Values], reference: Values) -> float:
 
 
 def reference_point(points: Sequence[Values]) -> Values:
-    """Return the worst value of each objective, a tenth of its range further: where a hypervolume is measured from."""
+    """Return the reference point of the hypervolume: the worst value of each objective plus a tenth of its range."""
     columns = list(zip(*points, strict=True))
     return tuple(max(column) + 0.1 * ((max(column) - min(column)) or abs(max(column)) or 1.0) for column in columns)

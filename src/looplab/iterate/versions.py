@@ -310,7 +310,7 @@ class Iteration:
         return self.settings.submit and self._exists("lab.yaml")
 
     def _ensure_engine(self) -> None:
-        """Start an engine for what the agent submits. It is not a child of the agent, since it would end with it."""
+        """Start an engine for the agent's submissions. It is not a child of the agent, since it would end with it."""
         if not self._uses_submit():
             return
         if not self._has_engine():
@@ -388,7 +388,7 @@ class Iteration:
         return trainings(self.ledger.ledger, study, f"{HOME}/v{attempt.version}", attempt.began)
 
     def _wait_for_trainings(self, attempt: Attempt) -> None:
-        """Wait for the end of what the agent submitted: a version is not judged while it trains."""
+        """Wait until everything that the agent submitted has ended: a version is not judged while it trains."""
         shown: list[str] = []
         engines = 0
         while open_ones := [one.command for one in self._trainings(attempt) if one.status is None]:

@@ -65,7 +65,7 @@ class JudgeSettings:
     implausible: float = 15.0
     """A first run that is better by this many standard deviations of the noise raises an alarm."""
     crashes: int = 2
-    """Crashed replicates from which on the challenger's verdict is `crash`."""
+    """Number of crashed replicates that makes the challenger's verdict `crash`."""
     confirm: bool = True
     """Before a promotion, the champion runs again on the seeds of the test that were measured before the challenger was
     proposed, and must lose again."""

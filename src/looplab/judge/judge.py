@@ -66,13 +66,13 @@ LIMITS = (0.0, 1.0, 100.0)
 COSTLY = 1.25
 """Cost ratio to the rival from which on a verdict carries a flag, in either direction."""
 COLLAPSE = 6.0
-"""Standard deviations of the noise below a config's median from which on a run has collapsed."""
+"""Distance below a config's median, in standard deviations of the noise, at which a run has collapsed."""
 CONFIRM_P = 0.05
 """Largest p with which a winner may be confirmed."""
 MAX_PRIOR = 8
 """Degrees of freedom with which the differences of other tests count, at most, in the spread of a test's."""
 DRIFT_P = 0.01
-"""Two-sided p of the champion's old values against its new ones below which an alarm is raised."""
+"""Threshold for an alarm: two-sided p of the champion's old values against its new ones."""
 SEED_PRIOR, SEED_WEIGHT = 0.5, 4.0
 """Prior of the slope between the values of two configs over common seeds, and its weight in pairs."""
 
@@ -824,7 +824,7 @@ class _Session:
         if p <= boundary and effect > 0 and effect >= smallest:
             if not self._is_suspicious(side):
                 if self.settings.confirm and not test.confirming and rival.run == self.champion:
-                    # The same look again, without what was measured before the challenger was proposed.
+                    # The same look again, without measurements from before the challenger was proposed.
                     self.tests[test.run] = replace(test, look=test.look - 1, confirming=True)
                     return
                 self._promote(test, side, numbers, summary)

@@ -1,4 +1,4 @@
-"""Simulated studies: what a judge finds with a number of runs, before any of them is paid for."""
+"""Simulated studies: what a judge detects with a number of runs, before you pay for them."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """An adopted run may be alive where its processes are not visible: it is waited for and never started again.
+    """An adopted run may be alive where its processes are not visible: the engine waits for it and never restarts it.
     `Ended` follows once its exit is recorded or it is provably dead. `stop` abandons it."""
 
     run_id: str

@@ -56,7 +56,7 @@ EXCHANGE_S = 30.0
 PAUSE_S = 0.015
 """Seconds that a start after another run, and the next question for events, wait for further calls to go with them."""
 COPY_S = 1.0
-"""Seconds between two looks at what a run on a node without the lab's disk has written."""
+"""Seconds between polls of the files of a run on a node without the lab's disk."""
 CHECK_S = 0.5
 """Seconds between two looks at hosts that are placed or lost, and at their runs."""
 SETTLE_S = 3.0
@@ -253,7 +253,7 @@ class RayExecutor(RemoteExecutor):
         return read_tree(spec.run_dir), [self._code[spec.code]] if spec.code is not None else []
 
     def _copy(self, slot: RaySlot, run: RayRun) -> None:
-        """Ask for what a run has written since the last time."""
+        """Request what a run has written since the last call."""
         if run.is_copying or not slot.is_ready:
             return
         run.is_copying, run.copy_at = True, time.monotonic() + COPY_S

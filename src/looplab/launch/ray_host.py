@@ -32,7 +32,7 @@ GATHER_S = 0.003
 BUSY_GATHER_S = 0.02
 """The same while further runs wait here, so that the slot does not need the engine."""
 UNCOPIED_S = 3600.0
-"""Seconds that a host without runs waits for an engine that copies what they have written."""
+"""Seconds that a host without runs waits for an engine to copy their files."""
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 

@@ -104,7 +104,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_lab_disk(lab: LabConfig) -> Iterator[Finding]:
-    """Yield what the disks of a lab are like, and whether they do what looplab needs."""
+    """Yield the properties of a lab's disks, and whether they support what looplab needs."""
     mount = mount_of(lab.folder)
     kind = network_disk(lab.folder)
     shown = (mount.kind if mount is not None else "unknown") + (f", a network disk ({kind})" if kind else ", local")

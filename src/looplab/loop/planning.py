@@ -92,7 +92,7 @@ class Planner:
         self.failure: str | None = None
         """Why the study ends before its work is done: an agent gave up, and the study is to stop then."""
         self.total: int | None = None
-        """How many runs there will be at most, where that is known."""
+        """Maximum number of runs, if known."""
         self._setup = setup
         self._study = study
         self._decider = decider
@@ -135,7 +135,7 @@ class Planner:
             self._filling = (unfilled, self._setup.round_size - len(decided))
 
     def retry_base(self, run: RunRow) -> None:
-        """Plan a base config again whose run was lost, failed or measured nothing, before everything else."""
+        """Plan a base config again if its run was lost, failed or measured nothing, before everything else."""
         done = base_runs(self._setup, self._study)
         base = next((base for base in self._bases if any(one.id == run.id for one in done.get(base.key, ()))), None)
         if base is None or self._room() <= 0:

@@ -95,7 +95,7 @@ class RunOptions:
     autopilot: bool = False
     """One proposal at a time."""
     asked_only: bool = False
-    """Run only what was asked for explicitly; start no round."""
+    """Run only what was requested explicitly; start no round."""
     keep_going: bool = False
     """Continue even if no base config works."""
     stop_on_failure: bool = False
@@ -477,7 +477,7 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
 
 
 def resolved_configuration(setup: Setup) -> dict[str, Any]:
-    """Return everything that determines which runs are made and how they are judged, with defaults, without secrets.
+    """Return all settings that determine which runs are planned and how they are judged, with defaults but no secrets.
 
     Devices and slots are left out: they affect the speed of a study, not its results.
     """

@@ -22,7 +22,7 @@ from looplab.untrusted import UntrustedError, load_json
 MAX_LINE = 4096
 """Bytes of a line that are read; the rest is ignored."""
 LAST_LINE = "last_line"
-"""Metric of a text that names none, and whose last line is a number alone."""
+"""Metric of an output that names none and whose last line is a lone number."""
 MAX_JSON = 256 << 10
 """Characters of an indented JSON object that is read as a whole."""
 MAX_HELD = 10_000

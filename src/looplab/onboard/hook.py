@@ -56,7 +56,7 @@ def record(framework: str, options: Options, **more: Any) -> None:
     write()
 
 
-# -- what a script must not do while it is asked
+# -- what a script must not do during introspection
 
 
 REAL_OPEN, REAL_OS_OPEN, REAL_MKDIR = io.open, os.open, os.mkdir

@@ -29,7 +29,7 @@ def _words(text: str) -> frozenset[str]:
 LENGTH = _words("epoch epochs steps iters iterations iter timesteps updates episodes samples rounds round patience")
 """How long to train: a budget, not a hyper-parameter."""
 EVALUATION = _words("eval evaluation test val valid validation dev sync fold folds cv splits holdout metric metrics")
-"""What changes what is measured, or where, and never how well it is learnt."""
+"""Words of settings that change what is measured, or where, but not how well the model learns."""
 OTHER = _words(
     """path dir directory file folder root out output log logs logger logging save load checkpoint checkpoints ckpt
     resume restore name project entity run exp experiment tag tags notes group id device devices cuda gpu gpus
@@ -118,7 +118,7 @@ def find_seed(settings: Sequence[ScriptSetting]) -> str | None:
 
 
 def unused_settings(settings: Sequence[ScriptSetting], values: Mapping[str, Any]) -> set[str]:
-    """Return the settings that belong to something which is switched off, or to a choice that is not taken.
+    """Return the settings of features that are switched off, or of choices that are not selected.
 
     `swa_lr` is not used without `--swa`, nor `adafactor_beta` with `--optimizer adam`.
 

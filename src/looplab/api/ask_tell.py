@@ -37,7 +37,7 @@ class Trial:
     seed: int | None
     """None: no seed reaches the trainer."""
     folder: Path
-    """For checkpoints and whatever else it writes."""
+    """For checkpoints and other files of the trial."""
     metrics_path: Path
 
 
@@ -88,7 +88,7 @@ class AskTell:
     def tell(
         self, trial: Trial, metrics: Mapping[str, float] | None = None, *, step: float | None = None, ok: bool = True
     ) -> None:
-        """Report what a trial measured, and that it has ended.
+        """Report a trial's results and its end.
 
         Args:
             metrics: Values by name; None: they were logged with `log`.
@@ -99,7 +99,7 @@ class AskTell:
         self._executor.finish(trial.run, Exit(0 if ok else 1, reason=None))
 
     def log(self, trial: Trial, metrics: Mapping[str, float], *, step: float | None = None) -> None:
-        """Report what a trial measures while it is trained; watch rules see it.
+        """Report a trial's metrics while it trains; watch rules see them.
 
         Raises:
             LabError: The trial has ended.

@@ -128,7 +128,7 @@ class Study:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, in the order in which they were planned."""
+        """All runs, in planning order."""
         return self._read(lambda record: [self._run(row) for row in record.runs()], [])
 
     @property
@@ -165,7 +165,7 @@ class Study:
 
     @property
     def verdicts(self) -> list[RunVerdict]:
-        """The last verdict on each run that was judged, in the order in which they were given."""
+        """The last verdict on each judged run, in the order of judgement."""
         return self._read(lambda record: [_verdict(run, given) for run, given in record.verdicts().items()], [])
 
     def run_named(self, name: str) -> Run:
@@ -264,8 +264,8 @@ class Study:
         return number
 
     def stop(self, *, drain: bool = False) -> str:
-        """Stop the study, wherever its engine runs; with `drain`, when the current runs have ended. Returns what was
-        done, in words."""
+        """Stop the study, wherever its engine runs; with `drain`, when the running trainings have ended. Returns a
+        description."""
         with contextlib.closing(Ledger(self._lab.ledger_path, create=False)) as ledger:
             return stop_study(self._lab, self._config, StudyLedger(ledger, self.name), None, drain=drain)
 

@@ -1,4 +1,4 @@
-"""doctor: the machine and the lab; the place of the ledger; secrets in a lab, and their removal from files."""
+"""doctor: check the machine and the lab; move the ledger; find secrets and remove them from files."""
 
 from __future__ import annotations
 

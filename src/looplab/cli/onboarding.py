@@ -174,7 +174,7 @@ def _why_not_read(script: Script) -> tuple[str, str]:
 
 
 def _broken_import(script: Script) -> str | None:
-    """Return a sentence if the script was read from its source alone, since it does not start here."""
+    """Return a sentence if only the script's source was read, since the script does not start."""
     if script.python is None or "introspection" not in vars(script) or not script.introspection.problem:
         return None
     found = diagnose(_failure(script, script.introspection.printed))

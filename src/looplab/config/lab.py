@@ -34,7 +34,7 @@ from looplab.untrusted import real_path
 
 LAB_FILE = "lab.yaml"
 ITERATE_FILE = "iterate.yaml"
-"""Settings of `looplab iterate`; a lab may have this file alone."""
+"""Settings of `looplab iterate`; a lab may consist of this file only."""
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 CONFIG_FLAGS = ("steps", "log-freq", "eval-freq")
 """Flags of `looplab run` that edit a key of every config."""
@@ -800,7 +800,7 @@ BUILT_IN_EXECUTORS = ("slurm", "ray")
 
 
 class ResourcesConfig(Section):
-    """What each run needs, for executors that choose the place; None: as their own options say."""
+    """What each run needs, for executors that choose the place; None: as set in their own options."""
 
     devices: int | None = Field(None, ge=0)
     """Number of devices."""

@@ -141,7 +141,7 @@ def make_state_folder(lab: Path, folder: Path) -> dict[str, Any]:
 
 
 def set_pointer(lab: Path, folder: Path) -> None:
-    """Make another folder, which exists, the place of the lab's ledger."""
+    """Make another existing folder the location of the lab's ledger."""
     if folder == home(lab):
         (home(lab) / POINTER).unlink(missing_ok=True)
     else:

@@ -1,4 +1,4 @@
-"""The search proposer: black-box optimization over the knobs, which learns from every run whoever proposed it.
+"""The search proposer: black-box optimization over the knobs that learns from every run, whoever proposed it.
 
 It is stateless: each proposal is sampled from the runs in the ledger with a random state seeded by the study's seed and
 the number of proposals so far, so a new engine continues exactly as the old one would have. Runs of the same point are
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from looplab.decide.belief import BelievedPoint, StudyBelief
 
 MAX_REPEATS = 3
-"""How often the config that the model believes in is repeated at most."""
+"""Maximum number of repeats of the config that the model believes in."""
 
 
 class SearchProposer:

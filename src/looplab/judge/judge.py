@@ -70,7 +70,7 @@ COLLAPSE = 6.0
 CONFIRM_P = 0.05
 """Largest p with which a winner may be confirmed."""
 MAX_PRIOR = 8
-"""Degrees of freedom with which the differences of other tests count, at most, in the spread of a test's."""
+"""Maximum degrees of freedom that other tests' differences contribute to the spread of a test's differences."""
 DRIFT_P = 0.01
 """Threshold for an alarm: two-sided p of the champion's old values against its new ones."""
 SEED_PRIOR, SEED_WEIGHT = 0.5, 4.0

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 LATE_DEVICES = "{looplab.devices}"
 """Stands for the devices in a command and in variables until the launcher on the node knows them."""
 LOST = ("lost", "preempted")
-"""Reasons of an exit that are the fault of the place, not of the run: it may be tried again (`retry` in lab.yaml)."""
+"""Exit reasons that are the fault of the place, not of the run: it may be retried (`retry` in lab.yaml)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a run needs, for an executor that chooses the place. None: as the executor's options say."""
+    """What a run needs, for an executor that chooses the place. None: as set in the executor's options."""
 
     devices: int | None = None
     """Number of GPUs or other accelerators."""

@@ -76,7 +76,7 @@ def _is_gone(pid: str) -> bool:
 
 
 def _lives_elsewhere(descriptor: int, folder: Path) -> bool:
-    """Return whether the lock file names a holder on another host that has shown a sign of life lately."""
+    """Return whether the lock file names a holder on another host that has recently shown a sign of life."""
     _, host = _read_holder(descriptor)
     if host in ("", os.uname().nodename) or network_disk(folder) is None:
         return False

@@ -57,7 +57,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Rationed(Generic[ResultT]):
-    """A function whose cost grows with the study, called at most a twentieth of the time.
+    """A function whose cost grows with the study; limited to a twentieth of the time.
 
     A call that took less than `COSTLY_S` of CPU time is made each time. The result of a longer one is kept for a while.
     """
@@ -559,7 +559,7 @@ class Planner:
 
 
 def find_search(proposers: Sequence[Proposer]) -> SearchProposer | None:
-    """Return the search among the proposers, also in a mix; None if there is none."""
+    """Return the search among the proposers, including those in a mix; None if there is none."""
     for proposer in proposers:
         if isinstance(proposer, Mix):
             return find_search(proposer.proposers)

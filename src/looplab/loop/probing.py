@@ -48,7 +48,7 @@ INHERITED = ("flags", "normalise", "derive", "constraints", "seed", "determinist
              "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "suite", "executor",
              "resources", "retry",
 )  # fmt: skip
-"""Fields of the real study that the study of a probe has, too."""
+"""Fields that the study of a probe shares with the real study."""
 STALLED = "stalled"
 NOT_A_NUMBER = "not a number"
 LEAST_ROWS = 4

@@ -52,7 +52,7 @@ LIMITS = ("timeout", "budget")
 INHERITED = ("flags", "objective", "deterministic", "mix", "round_size", "slots", "measure", "track", "anchor", "data",
              "evaluator", "keep_going", "pipeline", "stages", "case", "executor", "suite",
              "resources", "retry")  # fmt: skip
-"""Fields of the real study that the study of its commands has, too."""
+"""Fields that the study of the commands shares with the real study."""
 STOPPED = ("stopped", "drained")
 OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_STATE_DIR", "LOOPLAB_DEBUG")
 """LOOPLAB_* variables that an engine inherits; the others describe a single run."""

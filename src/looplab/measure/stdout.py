@@ -73,7 +73,7 @@ class StdoutSource(LineSource):
     def on_restart(self) -> None:
         self._rank = INDEX
         self._is_rank_sure = False
-        """Whether a line with metrics had the step; a step alone may be a setting."""
+        """Whether a line with metrics had the step; a lone step may be a setting."""
         self._has_both = False
         """Whether a line had an iteration next to a more reliable step, so that they are different counts."""
         self._last_step: float | None = None
@@ -106,7 +106,7 @@ class StdoutSource(LineSource):
         """The lines so far of an indented JSON object; empty outside."""
         self._json_size = 0
         self._last_number: float | None = None
-        """The last line, if it is a number alone."""
+        """The last line, if it is a lone number."""
         self._has_metrics = False
         """Whether any line so far had a metric."""
 

@@ -1,4 +1,4 @@
-"""What the words of a printed name tell: whether it is a metric, a setting, or neither."""
+"""Classify printed names by their words: metric, setting, or neither."""
 
 from __future__ import annotations
 

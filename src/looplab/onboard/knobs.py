@@ -152,7 +152,7 @@ SWITCH = _words("use enable enabled with do is has apply")
 GENERIC = _words(
     "train training data model eval test batch step layer group weight learning hidden max min num lr loss mean sum"
 )
-"""Words that begin the names of many settings, whatever a switch or a choice of that name is."""
+"""Words that begin the names of many settings, even if a switch or a choice has that name."""
 
 
 def suggest(setting: ScriptSetting) -> Suggestion:

@@ -38,7 +38,7 @@ _ALMOST = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What happened after a moment, in numbers."""
+    """Counts of what happened since a given time."""
 
     since: float
     """That moment; 0: the beginning of the study."""

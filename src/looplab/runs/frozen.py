@@ -34,7 +34,7 @@ MAX_MANIFEST = 16 << 20
 LINKS_S = 1.0
 """Seconds after which entries that are new in the lab are linked into a tree that is used again."""
 TRIES = 3
-"""How often copying is begun again if a file changes meanwhile."""
+"""How often copying restarts if a file changes in the meantime."""
 OMITTED = frozenset({".git", "__pycache__"})
 """Entries that are neither copied nor linked: a tree is not a checkout, and writes its own bytecode."""
 OWN = frozenset({".looplab", "outputs"})
@@ -67,7 +67,7 @@ class FrozenTree:
         return (self.study / self.name).with_suffix("")
 
     def moved(self, path: str | Path) -> Path:
-        """Return the place in the tree of an absolute path in the lab; other paths are returned as they are."""
+        """Return the path in the tree for an absolute path in the lab; other paths are returned unchanged."""
         relative = self._in_lab(path)
         return self.path / relative if relative is not None else Path(path)
 

@@ -381,7 +381,7 @@ class LabModel:
         return self._engine_pid(self.lab.folder, study)
 
     def refresh(self, *names: str) -> None:
-        """Bring these studies up to date, unless that was done a moment ago."""
+        """Bring these studies up to date, unless that was just done."""
         models = [self.study(name) for name in names]
         if any(model.seen == 0 for model in models):
             self._version = -1

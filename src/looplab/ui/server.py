@@ -135,7 +135,7 @@ class PageServer:
         return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *args, **keywords))
 
     def _fill(self) -> None:
-        """Read configs and summaries in portions, each behind the requests that came meanwhile."""
+        """Read configs and summaries in portions, each after the requests that arrived in the meantime."""
         if self._model.fill(time.monotonic() + PORTION_S):
             with contextlib.suppress(RuntimeError):  # the server ends
                 self._ledger_thread.submit(self._fill)

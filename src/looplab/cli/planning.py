@@ -133,7 +133,7 @@ def show_plan(
     if found.why_none is not None:
         output.say(f"no runs would be planned: {found.why_none}{how_to_continue(found.why_none)}")
     for ask in found.asks:
-        output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {ask.runs_at_most} run(s)")
+        output.say(f"the {ask.proposer} ({ask.cli}) will be called, for up to {ask.runs_at_most} run(s)")
     if found.undecided and not found.asks:
         output.say(f"{found.undecided} more run(s) of the round will be planned while these run")
     for row in found.rejected:

@@ -316,7 +316,7 @@ def braille(curve: Curve, width: int, height: int) -> list[str]:
 
 
 class _Screen:
-    """The alternate screen with keys; the terminal is put back however it ends."""
+    """The alternate screen with keys; the terminal is restored however it ends."""
 
     def __init__(self, reader: TopReader, studies: Sequence[StudyConfig]) -> None:
         self._reader = reader

@@ -3,7 +3,7 @@
 Deliberately small: numpy, scipy, at most a few hundred points. Objective values are warped first, so that a few
 terrible runs do not hide the differences between good ones. The noise variance is learnt, and the incumbent is the best
 posterior mean, not the luckiest run. A second process models where runs fail. With pending points, the expected
-improvement is averaged over draws of what they may turn out to be ("fantasies"), so that proposals made together
+improvement is averaged over draws of what they may turn out to be ("fantasies"), so that proposals of one batch
 differ. Earlier studies of the same knobs are a prior mean, as far as they rank the points of this study. Given the same
 points and the same random state, every process draws the same candidates.
 """

@@ -3,8 +3,8 @@
 A call takes minutes, so it runs in its own thread while the engine continues. Questions and answers are recorded in the
 ledger; an answer that arrived while the engine crashed is read from the agent's log instead of being asked for again.
 Each proposal of an answer is checked as the engine would check it, without writing anything. If all are refused, the
-agent is asked again with the reasons, a few times. A failed call is retried with exponential backoff. After too many
-refusals or failures the agent gives up: other proposers or a stand-in search take over, and it is asked again for the
+agent is called again with the reasons, a few times. A failed call is retried with exponential backoff. After too many
+refusals or failures the agent gives up: other proposers or a stand-in search take over, and it is called again for the
 next iteration.
 """
 
@@ -127,7 +127,7 @@ class Ask:
     cli: str
     """codex | claude | command"""
     runs_at_most: int
-    """The number of proposals that would be asked for."""
+    """The number of proposals that would be requested."""
 
 
 class AgentProposer:
@@ -145,7 +145,7 @@ class AgentProposer:
         Args:
             left: Returns the remaining budget in words.
             wake: Called from the thread of a call when it has finished.
-            check: Returns why a proposal would be rejected; None: only the guard is asked.
+            check: Returns why a proposal would be rejected; None: only the guard checks it.
             report: Called for every failed call and every refused answer.
             stand_in: Returns the proposer that takes over after the agent gave up; None if there is none.
             tell: Called with a kind (`note` or `alarm`) and a sentence about files that were changed.
@@ -302,7 +302,7 @@ class AgentProposer:
         try:
             search = self._search()
             belief = search.believe(study) if search is not None else None
-        except Exception as error:  # the agent is asked without it
+        except Exception as error:  # the agent is called without it
             if is_environmental(error):
                 raise
             return []

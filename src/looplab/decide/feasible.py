@@ -3,7 +3,7 @@
 If a constraint couples several knobs, such as a product with an upper bound, nearly all independent draws may be
 refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random order,
 is moved towards its drawn value as far as the guard allows, given the others. Only knobs on which the refusal depends
-are moved. The guard is asked about every step, so a repaired draw is always legal.
+are moved. The guard checks every step, so a repaired draw is always legal.
 
 Where most of the space is refused, repaired draws are also a pool: the knobs that constraints couple are taken from it
 together, all others are free, so that a candidate is legal by construction.

@@ -246,7 +246,7 @@ class RulesProposer:
         return None
 
     def _explain_silence(self, ended: Sequence[PastRun], reasons: NoProposalReasons) -> str | None:
-        """Return why nothing is proposed, with one example per rule; None if an error already says so."""
+        """Return why nothing is proposed, with one example per rule; None if an error already explains it."""
         parts = []
         false_runs: set[str] = set()
         n_false = 0

@@ -3,7 +3,7 @@
 It is stateless: each proposal is sampled from the runs in the ledger with a random state seeded by the study's seed and
 the number of proposals so far, so a new engine continues exactly as the old one would have. Runs of the same point are
 averaged; points that crashed are infeasible; runs that were stopped early count as far as they got; unfinished points
-are pending, so that proposals made together differ.
+are pending, so that proposals of one batch differ.
 Points that the guard would reject are never proposed and cost no run.
 """
 

@@ -1,6 +1,6 @@
 """The slots of one scheduler: which are free, held, prequeued, or blocked because another process uses their device.
 
-A pool knows nothing of processes or devices. Whether a slot can be used is asked of a function that is passed in
+A pool knows nothing of processes or devices. A function that is passed in decides whether a slot can be used
 (`Devices.why_busy` for this machine), and an executor that refuses a start for its device is reported with `reject`.
 """
 

@@ -1,9 +1,9 @@
 """The Slurm executor: one job per run, or one job array for runs that are started together.
 
 It needs sbatch, squeue and scancel, and a folder that the nodes share with this machine; no accounting. On the node,
-`node.py` starts the run. What is true of a run is in its record folder: `train.log` (or `attempt-2`, …) is the claim,
-`process.json` with its heartbeat the life, and `exit.json` the end. Slurm is asked, in one call for all jobs, why a job
-waits, and whether one without a sign of life is over.
+`node.py` starts the run. Its record folder is the source of truth: `train.log` (or `attempt-2`, …) is the claim,
+`process.json` with its heartbeat the sign of life, and `exit.json` the end. Slurm is polled, in one call for all jobs,
+for why a job waits, and whether one without a sign of life is over.
 
 `job.json` in the record folder names the job before it is submitted: an engine that was killed between the submission
 and the answer finds the job by that name. If it is submitted twice all the same, the claim lets one of them run.
@@ -626,7 +626,7 @@ def _with_reason(ended: Exit, state: str | None, stop: tuple[str, float] | None)
 
 
 def _log_tail(job: SlurmJob) -> str:
-    """Return the last line of what the batch script has printed."""
+    """Return the last line of the batch script's output."""
     with contextlib.suppress(OSError), open(job.record_dir / "slurm.log", "rb") as file:
         lines = file.read()[-4096:].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""

@@ -109,7 +109,7 @@ class Planner:
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
-        self._resting: float | None = None  # until then (`clock.now`) only people are asked: the rest has nothing
+        self._resting: float | None = None  # until then (`clock.now`) only people are polled: the others have nothing
         self._has_room = True
         # Sums over all runs. How many there are is counted apart, and never old.
         self._totals = Rationed(study.totals)

@@ -182,7 +182,7 @@ class Setup:
 
     @property
     def watches(self) -> bool:
-        """Whether running runs may be stopped by what they measure."""
+        """Whether running runs may be stopped because of their metrics."""
         stops = any(
             one.pbt is not None or (one.search is not None and one.search.fidelity is not None)
             for one in self.study.proposers

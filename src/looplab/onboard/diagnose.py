@@ -66,7 +66,7 @@ class FailedProgram:
     """A run that failed, with what is known about it."""
 
     text: str
-    """The end of what it printed."""
+    """The end of its output."""
     code: int | None = None
     signal: int | None = None
     script: str = "the script"

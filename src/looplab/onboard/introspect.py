@@ -55,7 +55,7 @@ class Introspection:
     problem: str | None = None
     """Why nothing was learnt, as a sentence; None: it ended well."""
     printed: str = ""
-    """The end of what it printed."""
+    """The end of its output."""
 
     def of(self, framework: str) -> dict[str, Any] | None:
         """Return the last parser of a framework."""
@@ -149,7 +149,7 @@ def _run(
         stderr: Whether what it prints there is part of the result.
 
     Returns:
-        The end of what it printed, and its exit code (None: too slow).
+        The end of its output, and its exit code (None: too slow).
     """
     target = [str(script.program or script.path)] if script.program or not script.module else ["-m", script.module]
     hook, out = Path(__file__).with_name("hook.py"), scratch / "parsers.json"

@@ -582,7 +582,7 @@ def _read(script: Script) -> Interface | None:
 
 
 def _known_flags(script: Script) -> frozenset[str]:
-    """Return every flag that the running parsers of a script know; empty if it could not be asked."""
+    """Return every flag that the running parsers of a script know; empty if introspection failed."""
     flags: set[str] = set()
     left = [option for parser in script.introspection.parsers for option in _options_of(parser)]
     while left:

@@ -210,7 +210,7 @@ def share_done(log: str, step: float | None, wanted: Mapping[str, float]) -> flo
     """Return how much of its length a run that was stopped has done, from 0 to 1; None if that is not known.
 
     Args:
-        log: The end of what it printed.
+        log: The end of its output.
         step: Its largest step.
         wanted: The lengths of its config.
     """

@@ -1,4 +1,4 @@
-"""Loops of one's own: the study decides and records, the caller trains.
+"""Ask and tell: the study decides and records, the caller trains.
 
 An engine runs in a thread. Its executor starts no process: a start is what `ask` returns, an end is what `tell` says.
 Each trial is a run like any other, with folder, config, metrics and verdict. If the process dies, the runs that were

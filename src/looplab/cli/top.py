@@ -1,4 +1,4 @@
-"""`looplab top`: a study at a glance on a terminal. It only reads; closing it changes nothing."""
+"""`looplab top`: a live overview of a study in the terminal. Read-only; closing it changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repair of infeasible draws: move points that the guard refuses to points that it allows.
+"""Repair of infeasible draws: move points that the guard rejects to points that it accepts.
 
 If a constraint couples several knobs, such as a product with an upper bound, nearly all independent draws may be
 refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random order,

@@ -1,4 +1,4 @@
-"""A small Gaussian process: a Matérn 5/2 kernel with one lengthscale an axis, fitted by maximum a posteriori."""
+"""A small Gaussian process: a Matérn 5/2 kernel with one lengthscale per axis, fitted by maximum a posteriori."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders of nodes that share no disk with the engine: a run is sent there, what it writes comes back.
+"""Run folders of nodes that share no disk with the engine: a run is sent there, and its files are copied back.
 
 The node keeps a run below its own folder, named after the path that the run has on the engine's machine, so that
 every engine finds it again. The engine asks for what it does not have yet, in portions: logs and metrics as they grow,

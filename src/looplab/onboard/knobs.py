@@ -1,4 +1,4 @@
-"""Which settings look like hyper-parameters, and in which ranges to search them.
+"""Which settings look like hyperparameters, and in which ranges to search them.
 
 By the words of their names, their types and their defaults. What is doubtful is offered, not taken.
 """

@@ -1,4 +1,4 @@
-"""Mend a lab after its script, its configs or its metrics have changed: `looplab check --fix`.
+"""Fix a lab after its script, its configs or its metrics have changed: `looplab check --fix`.
 
 A change is proposed only if it is certain; anything else is reported as doubtful. Without knowledge of
 the script (an unknown command), only what the lab's own files say is looked at.

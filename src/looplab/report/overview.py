@@ -1,4 +1,4 @@
-"""A study at a glance: what happened, what runs, what waits and why, what it costs, what needs a person.
+"""A study at a glance: what happened, what is running, what waits and why, what it costs, what needs attention.
 
 The live page and `looplab top` show these facts, and `overview_facts` has them as JSON for both. They come from the
 ledger alone, in a few short reads, so they can be collected twice a second; metrics of running runs are added by the

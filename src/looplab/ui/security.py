@@ -1,4 +1,4 @@
-"""Who may ask the page's server for what.
+"""Access rules of the page's server.
 
 Every request needs an allowed Host (against DNS rebinding) and the token (other users of the machine reach loopback
 too). Every method but GET and HEAD also needs the origin of the page itself, JSON, and a second token that only scripts

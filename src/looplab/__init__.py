@@ -1,4 +1,4 @@
-"""looplab: an autonomous laboratory for machine-learning training.
+"""looplab: an autonomous lab for machine-learning training.
 
 Importing this package is nearly free: trainers import `looplab.trainkit` inside their own process, and the names below
 are imported when they are first used.

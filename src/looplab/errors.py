@@ -1,4 +1,4 @@
-"""Errors for users: one short message, its location, and a hint what to do."""
+"""Errors for users: one short message, its location, and a hint on what to do."""
 
 from __future__ import annotations
 

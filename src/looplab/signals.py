@@ -24,7 +24,7 @@ def install(handler: Handler) -> Handlers:
 
 def restore(before: Handlers) -> None:
     for number, handler in before.items():
-        if handler is not None:  # None: installed by a library in C, which Python cannot put back
+        if handler is not None:  # None: installed by a library in C, which Python cannot restore
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 

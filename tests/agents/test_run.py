@@ -334,7 +334,7 @@ def test_attempts_and_waits_are_bounded(ask: Ask) -> None:
     waits: list[float] = []
     answer = ask(f"{REFUSED}; sys.exit(1)", sleep=waits.append, limits=Limits(retries=2, wall_s=100))
     assert (answer.attempts, len(waits), answer.ok) == (3, 2, False)
-    assert answer.why.startswith("rate limit, still after 3 attempts: failed (exit code 1)")
+    assert answer.why.startswith("still rate-limited after 3 attempts: failed (exit code 1)")
     waits.clear()
     ask(f"{REFUSED}; sys.exit(1)", sleep=waits.append, limits=Limits(retry_wait_s=7), chance=lambda: 0.5)
     assert waits == [2.0, 4.0]

@@ -190,7 +190,7 @@ def test_a_place_for_the_answer_that_is_taken_is_a_failed_call(lab: Lab) -> None
     lab.answers = [answer("x@set=2")]
     proposer = lab.proposer()
     assert lab.propose(proposer) == []
-    assert "it cannot be asked" in lab.reports[0][0]
+    assert "it cannot be called" in lab.reports[0][0]
     (lab.folder / "proposals").unlink()
     lab.now += 10
     assert lab.propose(proposer)
@@ -263,7 +263,7 @@ def test_what_the_decision_would_refuse_goes_back_and_reaches_the_next_question_
     assert lab.propose(proposer)
     third, fourth = lab.prompts[2:]
     assert "exact repeat of run 0002" in third
-    assert "exact repeat of run 0003" in third.partition("Why your earlier answers were refused")[2]
+    assert "exact repeat of run 0003" in third.partition("Why your earlier answers were rejected")[2]
     assert "exact repeat of run 0004" in fourth.partition("Your last answer could not be used")[2]
     assert lab.propose(proposer)
     assert "could not be used" not in lab.prompts[4]

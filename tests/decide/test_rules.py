@@ -270,7 +270,7 @@ def test_a_run_leads_to_no_more_than_its_variants_over_several_questions(lab: La
     assert [first.source.rpartition(":")[2], second.source.rpartition(":")[2]] == ["no mass", "a little more"]  # type: ignore[union-attr]
     lab.run(accepted=second)
     assert proposer.propose(lab.study, 4) == []
-    assert proposer.problem == "every ended run has already led to its proposals"
+    assert proposer.problem == "every finished run has already led to its proposals"
 
 
 # --- the five rules of old
@@ -371,7 +371,7 @@ def test_a_config_that_was_run_or_will_be_is_not_proposed_again(lab: Lab) -> Non
     planned = lab.run(config=changed(reg=0.48))
     proposer = lab.proposer()
     assert proposer.propose(lab.study, 4) == []
-    assert "to a config that was tried already or is planned" in (proposer.problem or "")
+    assert "to a config that was already tried or is planned" in (proposer.problem or "")
     lab.end(planned, changed(reg=0.48), FINE, 1.0, "ok")
     assert lab.proposer().propose(lab.study, 4) == []
 
@@ -393,7 +393,7 @@ def test_a_rule_with_once_fires_once_in_the_study(lab: Lab) -> None:
     lab.run(EMPTY, accepted=proposal)
     for again in (proposer, lab.proposer(ONE + "    once: true\n")):
         assert again.propose(lab.study, 4) == []
-        assert again.problem == "no rule fired: 'raise reg' fires only once and has done so (and 1 more)"
+        assert again.problem == "no rule fired: 'raise reg' fires only once and has already fired (and 1 more)"
 
 
 def test_a_rule_with_cooldown_waits_for_its_rounds(lab: Lab) -> None:
@@ -410,7 +410,7 @@ def test_a_rule_with_cooldown_waits_for_its_rounds(lab: Lab) -> None:
             lab.run(EMPTY, accepted=accepted)
             accepted = None
         else:
-            assert "rests until round" in (proposer.problem or "")
+            assert "cannot fire until round" in (proposer.problem or "")
         lab.study.close_round(round_)
     assert fired == [1, 4, 7]
 

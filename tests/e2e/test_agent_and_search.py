@@ -84,7 +84,7 @@ def test_in_a_live_mix_the_agent_has_its_share_and_no_more_until_it_has_earned_i
     assert min(windows) >= 1
     if not good:  # the last question carries what the model of the search believes
         *_, prompt = calls(shared)
-        assert "What a Gaussian process over all runs believes" in prompt
+        assert "Beliefs of a Gaussian process over all runs" in prompt
         for words in ("best: run ", "what matters (share of the predicted variance): train.lr ", "least known: "):
             assert words in prompt
     if good:

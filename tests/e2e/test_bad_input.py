@@ -124,7 +124,11 @@ WRONG: dict[str, tuple[dict, str, list[str]]] = {
     "a bad constraint": ({"constraints": ["train.lr <"]}, "constraints", ["constraints.0", "train.lr <"]),
     "a call in a constraint": ({"constraints": ["exec('x')"]}, "constraints", ["unknown function exec"]),
     "a bad expression to derive from": ({"derive": {"train.x": "1 +"}}, "derive", ["derive.train.x", "1 +"]),
-    "keys that are derived from each other": ({"derive": {"a": "b", "b": "a"}}, "derive", ["a", "need each other"]),
+    "keys that are derived from each other": (
+        {"derive": {"a": "b", "b": "a"}},
+        "derive",
+        ["a", "depend on each other"],
+    ),
     "a bad expression to normalise by": (
         {"normalise": [{"set": "steps", "to": "1 +"}]},
         "normalise",

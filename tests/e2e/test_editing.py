@@ -184,7 +184,7 @@ def test_a_proposal_may_start_from_any_run(lab) -> None:
 
 def test_a_proposal_that_would_be_rejected_is_told_at_once(lab) -> None:
     done = lab("propose", "--change", "train.lr@set=7")
-    assert "it will be rejected: train.lr: 7 is above 1" in done.out
+    assert "it would currently be rejected: train.lr: 7 is above 1" in done.out
     assert lab("propose", "--change", "train.lr@set=0.2", "--json").json()["refused"] is None
 
 

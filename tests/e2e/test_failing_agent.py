@@ -111,7 +111,7 @@ def test_the_wait_before_a_call_is_repeated_can_be_interrupted(piloted: Any) -> 
     script(piloted, FAILED)
     change(piloted, backoff="1h")
     engine = piloted.start("autopilot", "--runs", "2")
-    until(lambda: "asked again in 600 s" in engine.out, "the wait")
+    until(lambda: "called again in 600 s" in engine.out, "the wait")
     piloted("stop")
     engine.ended(130)
     assert len(calls(piloted)) == 1
@@ -171,7 +171,7 @@ def test_when_its_tries_are_used_up_the_reasons_are_in_its_next_question(piloted
     piloted("autopilot", "--runs", "2")
     assert proposers(piloted) == ["base", "search", "agent"]
     third = calls(piloted)[2]
-    assert third.partition("Why your earlier answers were refused")[2].count("train.lr: 7 is above 1") >= 2
+    assert third.partition("Why your earlier answers were rejected")[2].count("train.lr: 7 is above 1") >= 2
 
 
 def test_what_the_judge_said_of_its_last_proposal_is_in_its_next_question(piloted: Any) -> None:

@@ -31,7 +31,7 @@ def test_the_flags_of_a_call_edit_every_config_and_are_recorded(lab) -> None:
     assert "--steps 2: edit steps@set=2" in out
     assert "--eval-freq 200: edit evaluation.eval-freq@set=200" in out
     assert "--variants-per-run 1: proposers.rules {variants: 1}" in out
-    assert "--decide: the next rounds are decided by rules" in out
+    assert "--decide: the next rounds are proposed by rules" in out
     assert "--wandb-online --wandb-entity me --wandb-project p: track.wandb {mode: online, entity: me" in out
     configs = lab.all("config.json")
     assert len(configs) == 2
@@ -89,7 +89,7 @@ def test_new_configs_count_their_rounds_from_now(lab) -> None:
     lab(*call)
     assert [about["base"] for about in lab.all("run.json")][2:] == ["new.json"]
     done = lab(*call, code=1)  # the same call once more has nothing left to do, and says so
-    assert "new.json was run before and is not run again (see --again): 1 round is done" in done.out
+    assert "new.json was run before and does not run again (see --again): 1 round is done" in done.out
     assert len(lab.runs()) == 3
     lab("resume")
     assert len(lab.runs()) == 3
@@ -101,7 +101,7 @@ def test_a_named_config_without_room_is_not_run_and_that_is_a_failure(lab) -> No
     lab("run")
     done = lab("run", "--cfgs", "new.json", "--json", code=1)
     last = done.lines()[-1]
-    assert last["not_run"] == ["new.json was not run (give it room with --rounds or --runs)"]
+    assert last["not_run"] == ["new.json was not run (allow more with --rounds or --runs)"]
     assert last["why"] == "1 round is done"
     assert "new.json was not run" in lab("run", "--cfgs", "new.json", code=1).out
 
@@ -116,7 +116,7 @@ def test_a_config_is_run_again_when_asked_and_never_replaced_in_silence(lab) -> 
     assert (second["role"], second["twin"], second["seed"]) == ("reproduction", first["id"], 5)
     assert second["reason"] == "base config configs/base.json, again"
     out = lab("run", "--cfgs", "configs/base.json", "--rounds", "3").out
-    assert f"configs/base.json was run before ({first['id']}) and is not run again; --again runs it once more" in out
+    assert f"configs/base.json was run before ({first['id']}) and does not run again; --again reruns it" in out
     assert lab.all("run.json")[2]["proposer"] == "rules"
 
 
@@ -137,7 +137,7 @@ def test_arguments_are_part_of_what_a_run_is(lab) -> None:
     report = (lab.outputs() / "report.md").read_text()
     assert "--steps=400" in report
     assert "--steps=800" in report
-    assert "are not compared with runs that are trained otherwise" in lab("plan").out
+    assert "are not compared with runs that are trained differently" in lab("plan").out
 
 
 @pytest.mark.slow

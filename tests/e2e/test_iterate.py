@@ -179,10 +179,10 @@ def test_what_is_not_committed_is_told_before_anything_is_begun(versions: Any) -
 
 
 def test_mistakes_are_told(versions: Any) -> None:
-    assert "ends (2) before it begins (3)" in versions("iterate", "3", "2", code=2).err
+    assert "the last version (2) is before the first (3)" in versions("iterate", "3", "2", code=2).err
     assert "no agent 'bard'" in versions("iterate", "2", "--agent", "bard", code=2).err
-    assert "no version has been made here yet" in versions("tour", code=2).err
-    assert "experiments/v1 exists already" in versions("iterate", "1", code=2).err
+    assert "there are no versions yet" in versions("tour", code=2).err
+    assert "experiments/v1 already exists" in versions("iterate", "1", code=2).err
 
 
 def test_folders_come_from_the_environment_and_arguments_reach_the_agent(versions: Any, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_the_first_ctrl_c_lets_stages_end_and_the_second_ends_them(toy: Any, unt
     third = toy.start(*call, "--new")
     until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/mine/begun"))) == 4, "two more running stages")
     third.send(signal.SIGINT)
-    until(lambda: "starting nothing more" in third.out, "the message that it drains")
+    until(lambda: "no new stages start" in third.out, "the message that it drains")
     third.send(signal.SIGINT)
     third.ended(130)
 

@@ -186,7 +186,7 @@ def test_plan_says_that_an_agent_will_be_asked_and_does_not_ask(lab) -> None:
     asked = {"cli": "command", "command": ["touch", str(lab.aside / "asked")]}
     lab.configure(proposers=[{"agent": asked}], round_size=3)
     before = lab.tree()
-    assert "the agent (command) will be asked; up to 2 runs" in lab("plan").out
+    assert "the agent (command) will be called, for up to 2 runs" in lab("plan").out
     told = lab("plan", "--json").json()
     assert told["asks"] == [{"proposer": "agent", "cli": "command", "runs_at_most": 2}]
     assert [entry["by"] for entry in told["runs"]] == ["base"]

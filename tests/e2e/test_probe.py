@@ -205,7 +205,7 @@ def test_settings_that_the_guard_makes_the_same_are_run_once(probed: Any) -> Non
     probe_of(probed, sweep={"vec.workers": [4], "vec.envs": [7, 8]})
     told = result(probed("probe", "--json"))
     assert executed(probed) == ["1x8", "4x8"]
-    assert any("comes to the same as" in setting["status"] for setting in told["settings"])
+    assert any("the same as" in setting["status"] for setting in told["settings"])
     assert told["recommended"]["edits"] == ["vec.workers@set=4", "vec.envs@set=8"]
 
 
@@ -243,4 +243,4 @@ def test_mistakes_are_told_with_their_line(probed: Any) -> None:
     probed.configure(launch={"command": ["no-such-program"]})
     assert f"lab.yaml:{probed.line('launch')}: " in probed("probe", code=2).err
     probed.configure(probe=None)
-    assert "does not say what to probe" in probed("probe", code=2).err
+    assert "has no `probe` section" in probed("probe", code=2).err

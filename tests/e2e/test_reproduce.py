@@ -102,7 +102,7 @@ def test_a_changed_capsule_is_refused_before_anything_of_it_is_used(ran: Any) ->
     ):
         path.write_text(json.dumps({**good, **change}))
         done = ran("reproduce", "1", code=2)
-        assert "is not what it was when run" in done.err
+        assert "has changed since run" in done.err
     assert not (ran.folder.parent / "ran").exists()
     assert not victim.exists()
     assert ran.count(status="ok") == 1

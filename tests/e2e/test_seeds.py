@@ -53,7 +53,7 @@ def test_check_says_whether_a_seed_reaches_the_trainer(unseeded: Any, where: str
         "command": "{seed} in launch.command",
         "env": "{seed} in launch.env.SEED",
         "config": "train.seed in the config",
-        "nowhere": "none reaches the trainer",
+        "nowhere": "does not reach the trainer",
     }[where]
     assert said in unseeded("check").out
     assert (unseeded("check", "--json").json()["studies"][0]["seed"] is None) == (where == "nowhere")
@@ -80,7 +80,7 @@ def test_seeds_reach_a_trainer_whose_config_has_none(unseeded: Any, where: str) 
 def test_a_seed_that_is_left_out_of_the_flags_does_not_count_as_one(unseeded: Any) -> None:
     unseeded.write("configs/base.json", '{"x": 0.5, "y": 1, "seed": 3}')
     unseeded.configure(launch={"command": ["{python}", "-S", "train.py"], "config": {"as": "flags", "skip": ["seed"]}})
-    assert "none reaches the trainer" in unseeded("check").out
+    assert "does not reach the trainer" in unseeded("check").out
     unseeded.configure(launch={"command": ["{python}", "-S", "train.py", "--seed", "{seed}", "{flags}"],
                                "config": {"as": "flags", "skip": ["seed"]}})  # fmt: skip
     assert "seed in the config" in unseeded("check").out

@@ -277,7 +277,7 @@ def test_a_budget_that_is_used_refuses_it(jobs: Any) -> None:
     jobs("run")
     jobs("submit", "--", *PYTHON, "job.py")
     done = jobs("submit", "--", *PYTHON, "job.py", code=2)
-    assert "the command was refused: the budget of 2 runs is used" in done.err
+    assert "the command was rejected: the budget of 2 runs is used" in done.err
     jobs("propose", "--change", "train.lr@set=0.2")
     jobs("run", code=None)
     assert jobs.count(study="toy") == 1, "what a command used is missing for the study"
@@ -373,7 +373,7 @@ def test_mistakes_are_told_before_anything_is_run(jobs: Any) -> None:
         (("stray", "--", "job.py"), "the command comes after `--`"),
         (("--", "no-such-program"), "'no-such-program' is not on PATH"),
         (("--", "./job.py"), "is not executable"),
-        (("--", "true", "--api-key=abcdefgh"), "a secret is among the arguments"),
+        (("--", "true", "--api-key=abcdefgh"), "the arguments contain a secret"),
     ]:
         assert why in jobs("submit", *words, code=2).err
     assert not jobs.outputs(JOBS).exists()

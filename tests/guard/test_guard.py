@@ -157,7 +157,7 @@ def test_a_knob_that_was_out_of_range_already_is_a_problem_too() -> None:
     parent["ot"]["window_size"] = 99
     (problem,) = OT_GUARD.check(parent, ["ot.loss_config.reg@mul=2"]).problems
     assert problem.key == "ot.window_size"
-    assert "99 is above 40 (in the parent already)" in problem.message
+    assert "99 is above 40 (already in the parent)" in problem.message
     assert OT_GUARD.check(parent, ["ot.window_size@set=40"]).ok
 
 
@@ -288,9 +288,9 @@ def test_a_normaliser_that_never_settles_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"derive": {"a": "b", "b": "c", "c": "a"}}, "derived keys need each other"),
-        ({"derive": {"a": "a + 1"}}, "derived keys need each other: a → a"),
-        ({"derive": {"x.0.w": "sum(i.w for i in x)"}}, "derived keys need each other"),
+        ({"derive": {"a": "b", "b": "c", "c": "a"}}, "derived keys depend on each other"),
+        ({"derive": {"a": "a + 1"}}, "derived keys depend on each other: a → a"),
+        ({"derive": {"x.0.w": "sum(i.w for i in x)"}}, "derived keys depend on each other"),
         ({"derive": {"a": "b +"}}, "derive a = b +"),
         ({"normalise": [("a", "ceiling(a)")]}, "normalise a = ceiling(a)"),
         ({"constraints": ["a = 3"]}, "constraint a = 3"),

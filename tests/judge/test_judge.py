@@ -356,9 +356,9 @@ def test_repeats_that_differ_only_by_rounding_promote_nothing(seeds: bool) -> No
     )
     found = made.challenge("base", "good")
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert "equal but for rounding" in found.why
+    assert "equal up to rounding" in found.why
     assert made.state.champion == made.evidence["base"].run
-    assert any("equal but for rounding" in alarm for alarm in made.alarms)
+    assert any("equal up to rounding" in alarm for alarm in made.alarms)
 
 
 def test_equal_repeats_of_the_base_alone_do_not_hide_a_challenger_that_varies() -> None:

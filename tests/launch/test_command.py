@@ -325,7 +325,7 @@ def test_lists_are_one_value_or_several() -> None:
     assert parser.parse_args(flags({"layers": [64, -32]}, lists="spread")).layers == [64, -32]
     assert parser.parse_args(flags({"layers": []}, lists="spread")).layers == []
     assert flags({"layers": [64, 32]}) == ["--layers", "[64, 32]"]
-    with pytest.raises(LabError, match="would be taken for an option"):
+    with pytest.raises(LabError, match="would be read as an option"):
         flags({"names": ["a", "-b"]}, lists="spread")
     with pytest.raises(ValueError, match="separator: space"):
         Rendering(as_="flags", lists="spread", separator="equals")

@@ -86,7 +86,7 @@ def test_devices_that_are_named_but_not_there_are_reported(nvml: Driver) -> None
     assert missing("0,GPU-00000001") == "None"
     assert missing("1,2,7") == "this machine has 2 GPU(s), from 0, but not 2, 7"
     nvml.table.unlink()  # no driver answers
-    assert missing("0,1").startswith("GPUs 0, 1: this machine has no GPU; what is started there runs on the CPU")
+    assert missing("0,1").startswith("GPUs 0, 1: this machine has no GPU; runs there use the CPU")
     assert missing("") == "None"
     assert missing("0", "/dev/null") == "None"  # a driver that NVML does not speak to
 

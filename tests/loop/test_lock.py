@@ -156,7 +156,7 @@ def test_a_lock_that_is_not_a_file_is_said_to_be_in_the_way(tmp_path: Path, kind
     path.parent.mkdir()
     os.mkfifo(path) if kind == "pipe" else path.mkdir()
     assert engine_pid(tmp_path, "toy") is None
-    with pytest.raises(LabError, match="remove what is there"), StudyLock(tmp_path, "toy"):
+    with pytest.raises(LabError, match="remove it"), StudyLock(tmp_path, "toy"):
         pass
 
 

@@ -56,7 +56,7 @@ def test_too_few_rows_tell_nothing() -> None:
     mean, cv, trouble = judge_rows([100, 100], "sps")
     assert mean == 100
     assert cv is None
-    assert "too short to tell: 2 rows" in trouble
+    assert "too short to measure: 2 rows" in trouble
     assert judge_rows([], "sps") == (None, None, "sps was not measured")
 
 
@@ -105,7 +105,7 @@ def test_a_gain_that_is_no_larger_than_the_noise_is_said_to_be_so() -> None:
     noisy = judge_setting(setting(4), [reading(1080, cv=0.15)], 1)
     advice = advise([measured(1000, base=True), noisy], "sps")
     assert advice is not None
-    assert advice.reason.endswith("1.08 times the base, which is no more than they vary")
+    assert advice.reason.endswith("1.08 times the base, which is within their variation")
 
 
 def test_there_is_no_advice_where_nothing_is_stable() -> None:

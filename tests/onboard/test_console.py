@@ -163,7 +163,7 @@ def test_two_commands_lead_from_a_program_to_a_measured_run(shop: Path) -> None:
     looplab(shop, "run", "--runs", "2")
     runs = sorted((shop / "outputs" / "potions").glob("0*/record/config.json"))
     assert [json.loads(run.read_text())["epochs"] for run in runs] == [4, 4]
-    assert "nothing to mend" in looplab(shop, "check", "--fix")
+    assert "nothing to fix" in looplab(shop, "check", "--fix")
 
 
 def test_a_program_without_the_arguments_that_it_needs_says_what_to_type(shop: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_folder_lists_its_scripts(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(OPTIONS + PARSE)
     for words in (("src",), ("python", "src")):
-        assert "which script is meant? (looplab init src/train.py, or src/finetune.py)" in refused(*words)
+        assert "which script? (looplab init src/train.py, or src/finetune.py)" in refused(*words)
     assert trainers_in(folder) == ["src/train.py", "src/finetune.py"]
 
 
@@ -108,18 +108,18 @@ def test_a_missing_package_is_mentioned_although_the_options_could_be_read(folde
     (folder / "train.py").write_text("import flashy_kernels\n" + OPTIONS + SEED + PARSE)
     onboarding.init(["train.py"], None, None, None, False)
     shown = capsys.readouterr().out
-    assert "it does not start here: the package flashy_kernels is not installed" in shown
+    assert "it does not start: the package flashy_kernels is not installed" in shown
     assert "next: looplab try" in shown.lower()
 
 
 def test_a_script_that_asks_on_stdin_cannot_be_read(folder: Path) -> None:
     (folder / "train.py").write_text("k = int(input('How many neighbours [5]: ') or 5)\nprint('accuracy:', k)\n")
-    assert "it asks for input, and a run has none" in refused("train.py")
+    assert "it asks for input, but a run has no stdin" in refused("train.py")
 
 
 def test_what_a_script_needs_is_shown_as_a_command(folder: Path) -> None:
     (folder / "train.py").write_text(OPTIONS + "p.add_argument('--data', required=True)\n" + PARSE)
-    assert "train.py needs data (give what it needs: looplab init train.py --data …)" in refused("train.py")
+    assert "train.py needs data (pass it: looplab init train.py --data …)" in refused("train.py")
     (folder / "fit.py").write_text(OPTIONS + "p.add_argument('table')\n" + PARSE)
     assert "looplab init fit.py TABLE" in refused("fit.py")
 
@@ -127,14 +127,14 @@ def test_what_a_script_needs_is_shown_as_a_command(folder: Path) -> None:
 def test_a_script_without_a_seed_is_told(folder: Path, capsys: Any) -> None:
     (folder / "train.py").write_text(OPTIONS + PARSE + "print('val_loss:', a.lr)\n")
     onboarding.init(["train.py"], None, None, None, False)
-    assert "seed: none found; without one, runs cannot be repeated and judged" in capsys.readouterr().out
+    assert "seed: none found; without one, runs cannot be repeated or judged" in capsys.readouterr().out
 
 
 def test_a_lab_is_not_overwritten(folder: Path) -> None:
     (folder / "train.py").write_text(OPTIONS + SEED + PARSE)
     onboarding.init(["train.py"], None, None, None, True)
     before = (folder / "lab.yaml").read_text()
-    with pytest.raises(LabError, match=r"lab.yaml exists already .*`looplab try` runs it"):
+    with pytest.raises(LabError, match=r"lab.yaml already exists .*`looplab try` runs it"):
         onboarding.init(["train.py"], None, None, None, True)
     assert (folder / "lab.yaml").read_text() == before
 
@@ -169,7 +169,7 @@ FAILING = {
     "gpu": (
         "p.add_argument('--device', default='cuda')\n",
         "raise RuntimeError('No CUDA GPUs are available')",
-        "it needs a GPU, and finds none",
+        "it needs a GPU, but finds none",
     ),
     "network": (
         "",
@@ -177,8 +177,8 @@ FAILING = {
         "it needs the network",
     ),
     "memory": ("", "x = [0] * (1 << 62)", "memory of this machine was not enough"),
-    "stdin": ("", "input('go on? ')", "it asks for input, and a run has none (it printed: go on?)"),
-    "exists": ("", "import os\nos.makedirs(os.path.dirname(os.path.abspath(__file__)))", "exists already"),
+    "stdin": ("", "input('go on? ')", "it asks for input, but a run has no stdin (it printed: go on?)"),
+    "exists": ("", "import os\nos.makedirs(os.path.dirname(os.path.abspath(__file__)))", "already exists"),
     "exception": ("", "assert a.lr > 1, 'lr is too small'", "AssertionError: lr is too small (train.py:"),
 }
 
@@ -202,7 +202,7 @@ def test_a_script_that_measures_nothing_is_told_how_to(folder: Path) -> None:
     onboarding.init(["train.py"], None, None, None, True)
     done = _looplab(folder, "try")
     assert done.returncode == 1
-    assert "it measured nothing that looplab can read (its last line: all done)" in done.stdout
+    assert "looplab found no metrics (its last line: all done)" in done.stdout
     assert "print `name: value`" in done.stdout
 
 

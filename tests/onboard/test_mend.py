@@ -173,7 +173,7 @@ def test_another_default_is_a_doubt(folder: Path) -> None:
     found = look(folder)
     assert not found.fixes
     assert "hidden-size" in found.doubts[0]
-    assert "another kind or default" in found.doubts[0]
+    assert "another type or default" in found.doubts[0]
 
 
 def test_a_setting_that_is_gone_is_removed(folder: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_lab_is_as_it_was_if_a_folder_of_its_own_does_not_help(tmp_path: Path)
     looplab(tmp_path, "init", "train.py")
     before = (tmp_path / "lab.yaml").read_text()
     shown = looplab(tmp_path, "try")
-    assert "that did not work, so lab.yaml is as it was" in shown
+    assert "that did not work, so lab.yaml was restored" in shown
     assert (tmp_path / "lab.yaml").read_text() == before
 
 

@@ -232,7 +232,7 @@ p.parse_args()
 """
     (tmp_path / "train.py").write_text(code)
     told = looplab(tmp_path, "init", "python", "train.py", "--lr", "0.1", "--name", "a b", code=2)
-    assert "--name is an option of looplab and of train.py" in told
+    assert "--name is an option of both looplab and train.py" in told
     assert "looplab init -- python train.py --lr 0.1 --name 'a b'" in told
     looplab(tmp_path, "init", "--", "python", "train.py", "--lr", "0.1", "--name", "a b")
     assert '"--name", "a b"' in (tmp_path / "lab.yaml").read_text()
@@ -256,7 +256,7 @@ p.parse_args()
     script, interface = read(tmp_path, code)
     with pytest.raises(LabError) as raised:
         make_lab(script, interface)
-    assert "could not be asked for its options" in str(raised.value)
+    assert "did not answer `--help`" in str(raised.value)
     assert "a_package_that_nobody_has" in str(raised.value)
 
 

@@ -84,12 +84,12 @@ def test_from_a_script_to_an_objective_in_a_pipe(project: Project) -> None:
     row = next(line for line in shown.splitlines() if line.startswith("val_loss"))
     assert row.split()[:3] == ["val_loss", "printed", "8"]
     assert row.endswith("%")  # its noise
-    assert "looks like the objective: val_loss (min; validation, 8 points)" in shown
+    assert "likely objective: val_loss (min; validation, 8 points)" in shown
     assert "next: looplab objective val_loss --min" in shown
     assert "objective: {" not in project.lab.replace("# objective: {", "")
 
     again = project("try", "--seed", "2")
-    assert "seed 1 → 2: other numbers than 0001-" in again
+    assert "seed 1 → 2: different numbers than 0001-" in again
     same = project.json("try", "--seed", "2")
     assert same["compared"]["result"] == "same config, same numbers"
     assert same["next"] == "looplab objective val_loss --min"
@@ -151,7 +151,7 @@ def test_a_script_that_ignores_sigterm_is_killed_and_that_is_said(project: Proje
     lab.write_text(lab.read_text().replace("launch:\n", "launch:\n  grace: 1\n"))
     shown = project("try", "--time", "15s")
     assert "stopped after 15.0s: the metrics so far" in shown
-    assert "it did not end on SIGTERM and was killed after" in shown
+    assert "it ignored SIGTERM and was killed after" in shown
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_seed_that_is_a_constant_of_the_script_is_set(project: Project) -> Non
     first = project("try", "--yes")
     assert "$ python with_config.py seed=1 train.py --lr 0.1" in first
     assert "no seed reaches the trainer" not in first
-    assert "seed 1 → 2: other numbers than" in project("try", "--seed", "2")
+    assert "seed 1 → 2: different numbers than" in project("try", "--seed", "2")
     assert "over 3 seeds" in project("run", "--runs", "3")
     assert (project.folder / "train.py").read_text() == code
 
@@ -268,15 +268,15 @@ def test_a_terminal_asks_for_the_objective(project: Project, typed: bytes, writt
     project("init", "train.py")
     terminal = Terminal([str(COMMAND), "try"], project.folder, ENV)
     try:
-        until(lambda: "n for none" in terminal.shown or terminal.process.poll() is not None, "the question")
-        assert "Which metric counts?" in terminal.shown
+        until(lambda: "n: none" in terminal.shown or terminal.process.poll() is not None, "the question")
+        assert "Which metric should be optimised?" in terminal.shown
         terminal.type(typed)
         assert terminal.ended() == 0
         shown = terminal.shown
     finally:
         terminal.clear_away()
     if written is None:
-        assert "no objective was written" in shown
+        assert "no objective set" in shown
         assert "\nobjective" not in project.lab
     else:
         assert f"objective: {written} (min), written to lab.yaml" in shown
@@ -452,7 +452,7 @@ def test_many_files_are_named_by_their_folder() -> None:
     files = [WrittenFile(f"runs/exp1/{i}.pt", True) for i in range(9)] + [WrittenFile("results.csv", False)]
     text = explain_written(files, in_run_dir=False)
     assert "runs/ (9 files), results.csv" in text
-    assert "results.csv was there before" in text
+    assert "results.csv existed before" in text
     assert "launch.cwd: run" in text
 
 

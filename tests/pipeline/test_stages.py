@@ -327,7 +327,7 @@ def test_one_offline_run_serves_many_online_ones(toy: Any) -> None:
 
 
 def test_artifacts_must_be_complete_and_fit(toy: Any) -> None:
-    with pytest.raises(LabError, match=r"no complete run: eval.artifact_run_dir asks for the latest one"):
+    with pytest.raises(LabError, match=r"no complete run: eval.artifact_run_dir names the latest run"):
         eval_only(toy, "outputs/toy/latest")
     toy("mine", "select", run_id="half")
     with pytest.raises(LabError, match=r"memory of .*half cannot be used: it has not been run"):
@@ -446,7 +446,7 @@ def test_nothing_is_written_through_a_folder_that_a_stage_has_replaced_by_a_link
         f"shutil.rmtree(sys.argv[2] + '/{name}')\nos.symlink({str(victim)!r}, sys.argv[2] + '/{name}')\n"
     )
     toy("mine", run_id="r", state="failed")
-    assert "is a link, through which nothing is written" in toy.last.error
+    assert "is a link, and looplab does not write through links" in toy.last.error
     with pytest.raises(LabError, match="is a link"):
         toy("mine", run_id="r")
     assert [path.name for path in victim.iterdir()] == [".tmp-1-x"]

@@ -286,7 +286,7 @@ def test_a_bar_that_is_pointed_at_tells_why_and_picks_its_run(page: Path, browse
 
 def test_the_page_shows_who_proposed_what_and_how_far_each_is_trusted(page: Path, browser: Any) -> None:
     browser.open(page)
-    trusted = "section[aria-label='How much each proposer is trusted']"
+    trusted = "section[aria-label='Credit of each proposer']"
     assert browser.js("trusted.columns.length") == 3
     assert "search 90 %" in browser.js(f'document.querySelector("{trusted}").textContent')
     proposed = browser.js("""document.querySelector("section[aria-label='Who proposed what']").innerText""")

@@ -37,7 +37,7 @@ def minus(total: Usage, before: Usage) -> Usage:
 
 
 def contains(total: Usage, part: Usage) -> bool:
-    """Whether a total is large enough to include a part."""
+    """Return whether a total is large enough to include a part."""
     return (
         total.input_tokens >= part.input_tokens
         and total.output_tokens >= part.output_tokens
@@ -89,7 +89,7 @@ class Meter:
                 self._messages[usage.message] = usage
 
     def add_live(self, usage: Usage) -> None:
-        """Take a report of the agent's own file into account, which also has those of earlier calls."""
+        """Count a report from the agent's own file, which also contains reports of earlier calls."""
         if self.before is None or contains(usage, self.before):
             self.add(usage)
 

@@ -1,4 +1,4 @@
-"""The adapters of all kinds of agents: looplab's own, and those of other packages."""
+"""Adapters of all kinds of agents: looplab's own and those of plug-ins."""
 
 from __future__ import annotations
 

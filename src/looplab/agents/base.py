@@ -133,7 +133,7 @@ class AgentSpec:
     network: bool = False
     """codex: whether commands in the sandbox may use the network."""
     permission_mode: Literal["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"] = "acceptEdits"
-    """claude: what is allowed without asking; nobody can be asked."""
+    """claude: what is allowed without asking; there is no user to ask."""
     allowed_tools: tuple[str, ...] = ("Read", "Glob", "Grep")
     """claude: tools that need no permission; `Bash(pytest *)` allows those commands. `acceptEdits` allows edits in its
     folder; Edit or Write in this list, without a path, would be allowed everywhere."""
@@ -152,7 +152,7 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one call. If one is exceeded, the agent and all its processes are ended."""
+    """Limits of one call. If one is exceeded, the agent and all its processes are killed."""
 
     wall_s: float = 1800.0
     """Seconds for all attempts and the waits between them."""
@@ -161,7 +161,7 @@ class Limits:
     output_bytes: int = 256 << 20
     """Bytes that it may print."""
     log_bytes: int = 16 << 20
-    """Bytes kept in the log, and in that of its stderr; the middle of longer output is dropped."""
+    """Bytes kept in the log and in the stderr log; the middle of longer output is dropped."""
     retries: int = 5
     """Number of retries after a rate limit."""
     retry_wait_s: float = 600.0
@@ -246,7 +246,7 @@ class AgentAdapter:
     reports_usd = False
     """Whether it reports dollars, so that a limit on them can be enforced without a price."""
     confines_itself = False
-    """Whether its program has a sandbox of its own, which does not work inside another one."""
+    """Whether its program has its own sandbox, which does not work inside another one."""
     prints_text = False
     """Whether its output is its answer, rather than a stream of JSON lines."""
     max_prompt_bytes: int | None = None
@@ -321,7 +321,7 @@ _NO_CREDIT = re.compile(r"insufficient_quota|exceeded your current quota|credit 
 
 
 def is_rate_limit(text: str, status: object = None) -> bool:
-    """Whether waiting helps. Quota exhaustion also returns 429, but does not recover."""
+    """Return whether waiting helps. Quota exhaustion also returns 429, but does not recover."""
     return (status in (429, 529) or bool(_SLOW_DOWN.search(text))) and not _NO_CREDIT.search(text)
 
 

@@ -404,7 +404,7 @@ class CallGuard:
         except (OSError, UntrustedError, AttributeError, LookupError, TypeError, ValueError):
             self._snapshot = None
             if not self._confinement.is_complete:
-                self._void = "it is not known which files the agent changed: its answer is void"
+                self._void = "it is unknown which files the agent changed, so its answer is void"
 
     def rule(self, record: StudyLedger, call: str) -> str | None:
         """Record changes during the call, restore what the agent may have changed, and raise an alarm.
@@ -425,7 +425,7 @@ class CallGuard:
             self._tell("note", text)
         if self._snapshot is not None and self._snapshot.left_out and not self._incomplete_reported:
             self._incomplete_reported = True
-            self._tell("note", "the lab has too many files to compare all of them before and after a call of an agent")
+            self._tell("note", "the lab has too many files to compare all of them before and after an agent call")
         void = self._void
         remaining = {change.path for change in changes}
         restored_before = [change for change in self._restored_before if change.path not in remaining]
@@ -433,7 +433,7 @@ class CallGuard:
             files = self._listed(restored_before, {change.path: True for change in restored_before})
             record.record_agent(FilesChangedEvent(call=call, by="agent", confined=self._confinement.by, files=files))
         if blamed:
-            void = f"{self._names(blamed)} while the agent ran: its answer is void"
+            void = f"{self._names(blamed)} while the agent ran, so its answer is void"
             restored = self._restore(record, call, blamed, void)
             void += self._describe_restored(restored)
             files = self._listed(blamed, restored)
@@ -473,7 +473,7 @@ class CallGuard:
         return text + (f"; NOT restored: {', '.join(lost[:NAMED])}" if lost else "")
 
     def _is_explained(self, record: StudyLedger, change: GuardedChange) -> bool:
-        """Whether looplab itself wrote this; then the ledger has its hash."""
+        """Return whether looplab itself wrote this; then the ledger has its hash."""
         path = change.path
         if not path.is_relative_to(real_path(self._outputs)):
             return False

@@ -73,7 +73,7 @@ def named_secrets(env: Mapping[str, str], named: Iterable[str]) -> set[str]:
 
 
 class Scrubber:
-    """Redacts secrets: known secret values of the environment, those of named variables, and what looks like one."""
+    """Redacts secrets: secret values of the environment and of named variables, and strings that look like secrets."""
 
     def __init__(self, env: Mapping[str, str], named: Iterable[str] = ()) -> None:
         values = {value.decode("utf-8", "replace") for value in known_secrets(env)}

@@ -32,7 +32,7 @@ class AgentProcess:
 
     def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path, grace: float) -> None:
         self.ending = False
-        """Whether it was asked to end."""
+        """Whether it was asked to stop."""
         self.exit_code: int | None = None
         self.error = ""
         self.last_line = time.monotonic()

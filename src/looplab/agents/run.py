@@ -273,7 +273,7 @@ class _AgentCall:
             pause = max(pause, state.retry_at - time.time())
         late = time.monotonic() + pause >= self.deadline
         if attempt > self.limits.retries or waited + pause > self.limits.retry_wait_s or late:
-            state.why = f"rate limit, still after {attempt} attempts: {state.why}"
+            state.why = f"still rate-limited after {attempt} attempts: {state.why}"
             return None
         return pause
 
@@ -318,7 +318,7 @@ class _AgentCall:
                 self._handle(state, End(process.exit_code == 0, self.scrubber.text(printed.text())))
         state.close(process)
         if not state.why and (over := self._exceeded_cost(state)):
-            # It was reported only with the answer, which is paid for: keep it; the account includes it.
+            # It was reported only with the answer, which has been paid for: keep the answer; the account includes it.
             state.troubles = (*state.troubles, over)
         return state
 

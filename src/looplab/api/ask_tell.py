@@ -1,8 +1,8 @@
-"""Loops of one's own: the study decides and records, the caller trains.
+"""Ask and tell: the study decides and records, the caller trains.
 
 An engine runs in a thread. Its executor starts no process: a start is what `ask` returns, an end is what `tell` says.
 Each trial is a run like any other, with folder, config, metrics and verdict. If the process dies, the runs that were
-asked for and not told about are recorded as lost by the next engine.
+asked for and not reported are recorded as lost by the next engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Trial:
     seed: int | None
     """None: no seed reaches the trainer."""
     folder: Path
-    """For checkpoints and whatever else it writes."""
+    """For checkpoints and other files of the trial."""
     metrics_path: Path
 
 
@@ -88,7 +88,7 @@ class AskTell:
     def tell(
         self, trial: Trial, metrics: Mapping[str, float] | None = None, *, step: float | None = None, ok: bool = True
     ) -> None:
-        """Report what a trial measured, and that it has ended.
+        """Report a trial's results and its end.
 
         Args:
             metrics: Values by name; None: they were logged with `log`.
@@ -99,7 +99,7 @@ class AskTell:
         self._executor.finish(trial.run, Exit(0 if ok else 1, reason=None))
 
     def log(self, trial: Trial, metrics: Mapping[str, float], *, step: float | None = None) -> None:
-        """Report what a trial measures while it is trained; watch rules see it.
+        """Report a trial's metrics while it trains; watch rules see them.
 
         Raises:
             LabError: The trial has ended.
@@ -208,6 +208,6 @@ def _record(spec: LaunchSpec) -> Path:
 
 
 def _end_of(record_dir: Path) -> Exit:
-    """How a run of an earlier process ended: lost, unless its end was reported."""
+    """Return how a run of an earlier process ended: lost, unless its end was reported."""
     lost = Exit(None, reason="lost", message="the process that trained it ended before it reported a result")
     return read_exit(record_dir) or lost

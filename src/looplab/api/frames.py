@@ -40,7 +40,7 @@ class LabFrames:
 
     @cached_property
     def proposals(self) -> pd.DataFrame:
-        """A row for each proposal and what became of it."""
+        """A row for each proposal and its outcome."""
         return self._frame("proposals")
 
     @cached_property
@@ -83,7 +83,7 @@ class LabFrames:
 
 
 def load(study: str | None = None, lab: Path | str | None = None) -> LabFrames:
-    """The lab in this folder, or the one that the working directory lies in; all studies, or one."""
+    """Load the lab in this folder, or the one that the working directory lies in; all studies, or one."""
     try:
         import pandas  # noqa: F401
     except ImportError:

@@ -50,7 +50,7 @@ def find_target(function: Callable[..., Any], lab: Path, metric: str) -> list[st
 
 
 def _is_importable(module: ModuleType, lab: Path) -> bool:
-    """Return whether a process that starts in the lab can import the module: it is installed, or lies in the lab."""
+    """Return whether a process that starts in the lab can import the module: it is installed, or is in the lab."""
     origin = getattr(module, "__file__", None)
     if origin is None or importlib.util.find_spec(module.__name__) is None:
         return False
@@ -83,7 +83,7 @@ class _Parts:
         self._seen: set[str] = set()
 
     def add(self, item: Any, name: str) -> None:
-        """Add a function or class with all that it uses; what it uses comes first."""
+        """Add a function or class with everything that it uses; dependencies come first."""
         if name in self._seen:
             return
         self._seen.add(name)

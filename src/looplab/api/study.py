@@ -37,7 +37,7 @@ TABLES = ("runs", "metrics", "proposals", "verdicts", "knobs", "events", "stages
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it was when it was asked for."""
+    """A snapshot of a run, as of the call."""
 
     id: str
     study: str
@@ -108,7 +108,7 @@ class Lab:
         return list(self._config.studies)
 
     def study(self, name: str | None = None) -> Study:
-        """Return a study by its name, which may be left out if the lab has one study only."""
+        """Return a study by its name, which may be omitted if the lab has only one study."""
         return Study(self._config, self._config.study(name))
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class Study:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, in the order in which they were planned."""
+        """All runs, in planning order."""
         return self._read(lambda record: [self._run(row) for row in record.runs()], [])
 
     @property
@@ -165,7 +165,7 @@ class Study:
 
     @property
     def verdicts(self) -> list[RunVerdict]:
-        """The last verdict on each run that was judged, in the order in which they were given."""
+        """The last verdict on each judged run, in the order of judgement."""
         return self._read(lambda record: [_verdict(run, given) for run, given in record.verdicts().items()], [])
 
     def run_named(self, name: str) -> Run:
@@ -229,7 +229,7 @@ class Study:
     def events(self, **options: Any) -> Iterator[EngineEvent]:
         """Run the study in a thread and yield its events as they come; arguments as for `run`.
 
-        Leaving the loop early stops the study: its runs are ended and recorded.
+        Leaving the loop early stops the study: its runs are stopped and recorded.
         """
         setup = self._check(**options)
         with EngineThread(self._lab, self._config, setup) as thread:
@@ -264,8 +264,8 @@ class Study:
         return number
 
     def stop(self, *, drain: bool = False) -> str:
-        """Stop the study, wherever its engine runs; with `drain`, when the current runs have ended. Returns what was
-        done, in words."""
+        """Stop the study, wherever its engine runs; with `drain`, when the running trainings have ended. Returns a
+        description."""
         with contextlib.closing(Ledger(self._lab.ledger_path, create=False)) as ledger:
             return stop_study(self._lab, self._config, StudyLedger(ledger, self.name), None, drain=drain)
 
@@ -315,7 +315,7 @@ def _verdict(run: str, given: Mapping[str, Any]) -> RunVerdict:
 
 
 class EngineThread:
-    """An engine in a thread of its own, while it is entered; leaving stops it."""
+    """Context manager that runs an engine in a separate thread; leaving it stops the engine."""
 
     def __init__(self, lab: LabConfig, study: StudyConfig, setup: Setup, **session: Any) -> None:
         self._setup = setup

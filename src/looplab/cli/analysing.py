@@ -118,7 +118,7 @@ def _print_summaries(summaries: Summaries, shown: Sequence[str], out_json: Path 
 
 
 def _lab_names() -> tuple[MeasureConfig, list[str]]:
-    """Return the aliases and goals of the current lab's studies, and their objectives; empty outside of a lab."""
+    """Return the aliases and goals of the current lab's studies, and their objectives; empty outside a lab."""
     try:
         folder = find_lab(Path.cwd())
     except LabError:

@@ -13,18 +13,20 @@ from looplab.cli.help import EXAMPLES, GroupedCommands, add_examples
 app = typer.Typer(
     name="looplab",
     cls=GroupedCommands,
-    help="An autonomous laboratory for machine-learning training: run, measure, decide, judge, record.",
+    help="An autonomous lab for machine-learning training: run, measure, decide, judge, record.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich would take a third of the time of `--help`
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LabOption = Annotated[Path | None, typer.Option("--lab", help="The lab's folder (default: the lab you are in).")]
+LabOption = Annotated[
+    Path | None, typer.Option("--lab", help="The lab's folder (default: the lab that contains the current folder).")
+]
 StudyOption = Annotated[
     str | None, typer.Option("--study", help="The study, if the lab has several.", autocompletion=complete_studies)
 ]
-Smaller = Annotated[bool, typer.Option("--min", help="Smaller is better (default: by the metric's name).")]
+Smaller = Annotated[bool, typer.Option("--min", help="Smaller is better (default: guessed from the metric's name).")]
 Larger = Annotated[bool, typer.Option("--max", help="Larger is better.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[
@@ -32,34 +34,43 @@ RunName = Annotated[
 ]
 Cfgs = Annotated[list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.")]
 Mode = Annotated[str | None, typer.Option("--mode", help="A mode of the study: edits on the base.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds in total; with new --cfgs, from now on.")]
-Runs = Annotated[int | None, typer.Option("--runs", min=1, help="Runs in total; with new --cfgs, from now on.")]
-Continuous = Annotated[bool, typer.Option("--continuous", help="A free slot gets the next proposal at once.")]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.")]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", min=1, help="Total number of rounds; with new --cfgs, counted from now on.")
+]
+Runs = Annotated[
+    int | None, typer.Option("--runs", min=1, help="Total number of runs; with new --cfgs, counted from now on.")
+]
+Continuous = Annotated[
+    bool, typer.Option("--continuous", help="Give each free slot the next proposal at once, without rounds.")
+]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="Number of slots.")]
 ExecutorOption = Annotated[
-    str | None, typer.Option("--executor", help="Where runs are started: local, slurm, ray, or the name of a plug-in.")
+    str | None, typer.Option("--executor", help="Where runs start: local, slurm, ray, or the name of a plug-in.")
 ]
 Gpus = Annotated[list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.")]
-Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Also use devices that others use.")]
-Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires of a formal run.")]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Continue although no base config works.")]
+Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Also use devices that other processes use.")]
+Informal = Annotated[
+    bool, typer.Option("--informal", help="Run even if the study's requirements (`require`) are not met.")
+]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Continue even if no base config works.")]
 Extra = Annotated[
     list[str] | None,
-    typer.Option("--extra", "--extra-args", help="An argument for the trainer; so is all that follows `--`."),
+    typer.Option("--extra", "--extra-args", help="An extra argument for the trainer; or put arguments after `--`."),
 ]
-Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Edit: the config's key for steps.")]
-LogFreq = Annotated[int | None, typer.Option("--log-freq", min=0, help="Edit: the config's key log_freq.")]
-EvalFreq = Annotated[int | None, typer.Option("--eval-freq", min=0, help="Edit: the config's key eval_freq.")]
-WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="track.wandb.mode: online, for this call.")]
-WandbEntity = Annotated[str | None, typer.Option("--wandb-entity", help="track.wandb.entity, for this call.")]
-WandbProject = Annotated[str | None, typer.Option("--wandb-project", help="track.wandb.project, for this call.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Edit the config key for the number of steps.")]
+LogFreq = Annotated[int | None, typer.Option("--log-freq", min=0, help="Edit the config key log_freq.")]
+EvalFreq = Annotated[int | None, typer.Option("--eval-freq", min=0, help="Edit the config key eval_freq.")]
+WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="Set track.wandb.mode to online for this call.")]
+WandbEntity = Annotated[str | None, typer.Option("--wandb-entity", help="Set track.wandb.entity for this call.")]
+WandbProject = Annotated[str | None, typer.Option("--wandb-project", help="Set track.wandb.project for this call.")]
 Decide = Annotated[
     bool | None, typer.Option("--decide/--no-decide", help="Whether rules, search and agents decide on further runs.")
 ]
 VariantsPerRun = Annotated[
-    int | None, typer.Option("--variants-per-run", min=1, help="Proposals that rules may derive from one run.")
+    int | None,
+    typer.Option("--variants-per-run", min=1, help="Maximum number of proposals that rules derive from one run."),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Run configs again that were run before.")]
+Again = Annotated[bool, typer.Option("--again", help="Rerun configs that were run before.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -80,7 +91,7 @@ def init(
         list[str] | None,
         typer.Argument(help="A script or its command, a sweep.yaml, a recipe, a folder with a lab, or a git URL."),
     ] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="The metric that counts.")] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="The metric to optimise.")] = None,
     smaller: Smaller = False,
     larger: Larger = False,
     name: Annotated[str | None, typer.Option("--name", help="The study (default: the script's name).")] = None,
@@ -89,8 +100,8 @@ def init(
 ) -> None:
     """Create a lab: for a training script, or from a recipe.
 
-    A script is read, not changed: its options become the base config, those that look like hyper-parameters become
-    knobs. `looplab init RECIPE FOLDER` copies a recipe.
+    The script is read, not changed: its options become the base config, and those that look like hyperparameters
+    become knobs. `looplab init RECIPE FOLDER` copies a recipe.
     """
     from looplab.cli import onboarding, recipes
     from looplab.cli.objective import goal_of
@@ -109,7 +120,9 @@ def init(
 @app.command(context_settings={"allow_interspersed_args": False})
 def recipe(
     name: Annotated[str, typer.Argument(help="Which recipe.")],
-    words: Annotated[list[str] | None, typer.Argument(help="Its command, with options; none lists them.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="The recipe's command, with options; omit it to list the commands.")
+    ] = None,
 ) -> None:
     """Run a command that belongs to a recipe."""
     from looplab.cli import recipes
@@ -119,19 +132,21 @@ def recipe(
 
 @app.command(name="try")
 def try_(
-    change: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for this run alone.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for this run only.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Another seed.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="So many runs, each with another seed.")] = 1,
-    time: Annotated[str | None, typer.Option("--time", help="Stop it after this long: 90s, 1h (default: 5m).")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Take the objective that is guessed.")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of runs, each with another seed.")] = 1,
+    time: Annotated[
+        str | None, typer.Option("--time", help="Stop the run after this time: 90s, 1h (default: 5m).")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept the guessed objective.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
     """Run the base config once and show what it measures.
 
-    Also where it was measured, and how noisy it is. The run belongs to no study: nothing is compared with it. A long
-    one is stopped, and shows what it has measured so far.
+    Also shows where it was measured and how noisy it is. The run belongs to no study, so nothing is compared with
+    it. A long run is stopped; the metrics so far are shown.
     """
     from looplab.cli import onboarding
     from looplab.config.lab import parse_duration
@@ -147,7 +162,7 @@ def try_(
 
 @app.command()
 def objective(
-    metric: Annotated[str, typer.Argument(help="The metric that counts.")],
+    metric: Annotated[str, typer.Argument(help="The metric to optimise.")],
     smaller: Smaller = False,
     larger: Larger = False,
     at: Annotated[str | None, typer.Option("--at", help="first, last, best or mean(5).")] = None,
@@ -175,11 +190,11 @@ def check(
     mode: Mode = None,
     fix: Annotated[
         bool,
-        typer.Option("--fix", help="Mend what has changed since the lab was written; asks its scripts for `--help`."),
+        typer.Option("--fix", help="Repair what changed since the lab was written; calls its scripts with `--help`."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the changes and write nothing.")] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", help="Check this config of a pipeline instead, as `stage` would use it.")
+        Path | None, typer.Option("--config", help="Check this pipeline config instead, as `stage` would use it.")
     ] = None,
     edit: Edits = None,
     lab: LabOption = None,
@@ -188,17 +203,17 @@ def check(
 ) -> None:
     """Check the lab file, configs and queue.
 
-    Shows the knobs with their ranges and the values in the base configs, and the command of each base. Writes nothing
-    without --fix, which mends lab.yaml and base configs: settings of the script that were renamed or removed, ranges
-    that exclude the base, flags that are written in another way, a moved script, seed or metric. It changes only what
-    is certain, shows every change, and puts the files back if the lab does not pass its checks afterwards.
+    Shows the knobs with their ranges and base values, and the command of each base config. Writes nothing without
+    --fix, which repairs lab.yaml and base configs: renamed or removed settings of the script, ranges that exclude
+    the base value, changed flag formats, a moved script, seed or metric. It changes only what is certain, shows
+    every change, and restores the files if the lab does not pass its checks afterwards.
     """
     from looplab.cli import editing, mending
 
     if dry_run and not fix:
-        raise typer.BadParameter("--dry-run belongs to --fix", param_hint="--dry-run")
+        raise typer.BadParameter("--dry-run works only with --fix", param_hint="--dry-run")
     if edit and config is None:
-        raise typer.BadParameter("--edit belongs to --config", param_hint="--edit")
+        raise typer.BadParameter("--edit works only with --config", param_hint="--edit")
     if config is not None:
         from looplab.cli import staging
 
@@ -244,8 +259,8 @@ def run(
     """Run a study on your slots until its budget is used.
 
     Continues where an earlier engine stopped. Ctrl-C drains (running trainings may finish), a second Ctrl-C stops.
-    Stops with exit code 1 if no base config works, since nothing could be compared, or if a config of --cfgs was not
-    run. Runs with other --steps or other arguments for the trainer are not compared with each other.
+    Stops with exit code 1 if no base config works, since nothing could be compared, or if a config of --cfgs was
+    not run. Runs with different --steps or trainer arguments are not compared with each other.
     """
     from looplab.cli import running
 
@@ -284,9 +299,9 @@ def plan(
     commands: Annotated[
         bool, typer.Option("--commands", help="Print the command, folder and environment of every run.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="With the options of the last `run`.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Use the options of the last `run`.")] = False,
     power: Annotated[
-        bool, typer.Option("--power", help="Show which improvements the judge can find, instead.")
+        bool, typer.Option("--power", help="Instead, show which improvements the judge can detect.")
     ] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -294,7 +309,7 @@ def plan(
 ) -> None:
     """Show what `run` would do next; write nothing.
 
-    The engine's own planner decides, on a copy of the ledger. No agent is asked. A rules.py is executed.
+    Uses the engine's own planner on a copy of the ledger. Agents are not called; a rules.py is executed.
     """
     from looplab.cli import planning, running
 
@@ -341,7 +356,7 @@ def attach(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 @app.command()
 def stop(
     run: Annotated[str | None, typer.Argument(help="Only this run.")] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Let the current runs finish, and start no more.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Let running trainings finish and start no new ones.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -360,10 +375,10 @@ def submit(
     command: Annotated[
         list[str] | None, typer.Argument(help="After `--`: a program and its arguments. No shell.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What it is for.")] = None,
-    timeout: Annotated[str | None, typer.Option("--timeout", help="End it after this time: 90, 30m, 2h.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Run it again, whatever became of the last call.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="A name that says what it is for.")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Stop it after this time: 90, 30m, 2h.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run it again, however the last call ended.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it ends.")] = False,
     serve: Annotated[int | None, typer.Option("--serve", hidden=True)] = None,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -371,9 +386,9 @@ def submit(
 ) -> None:
     """Run a command in the study's slots.
 
-    It waits for a slot and gets its device, a run folder, and the study's limits and budget. Its output is streamed and
-    its exit code is passed on (124: timeout). It runs on if you leave or are killed: the same call attaches to it,
-    or reports its end. Its environment is the engine's with launch.env, not yours.
+    The command waits for a slot and gets its device, a run folder, and the study's limits and budget. Its output is
+    streamed and its exit code is returned (124: timeout). It keeps running if you leave or are killed: the same
+    call attaches to it, or reports how it ended. Its environment is the engine's with launch.env, not yours.
     """
     from looplab.cli import submitting
 
@@ -389,20 +404,23 @@ def autopilot(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Proposals to try, one after the other.")] = 1,
     mode: Annotated[str | None, typer.Option("--mode", help="A mode of the study, such as quick or full.")] = None,
     gpus: Annotated[list[str] | None, typer.Option("--gpus", help="Devices, such as 0,1.")] = None,
-    informal: Annotated[bool, typer.Option("--informal", help="Without what a formal run requires.")] = False,
+    informal: Annotated[
+        bool, typer.Option("--informal", help="Run even if the study's requirements (`require`) are not met.")
+    ] = False,
     stop_on_failure: Annotated[
-        bool, typer.Option("--stop-on-failure", help="End, with exit code 1, when the agent gives up.")
+        bool,
+        typer.Option("--stop-on-failure", help="Stop with exit code 1 if the agent still fails after all retries."),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Let an agent try one proposal after the other.
+    """Let an agent make proposals, one after the other.
 
-    Uses all proposers of the study. Each proposal is checked, trained, measured, judged and recorded. People steer with
-    `say`, `pause`, `veto` and proposals/next_config.json. A failed agent call is repeated; when the agent gives up, the
-    other proposers or a search fill in, and it is asked again for the next proposal.
+    Uses all proposers of the study. Each proposal is checked, trained, measured, judged and recorded. Steer with
+    `say`, `pause`, `veto` and proposals/next_config.json. A failed agent call is retried; after the last retry, the
+    other proposers or a search fill in, and the agent is called again for the next proposal.
     """
     from dataclasses import replace
 
@@ -421,7 +439,7 @@ def probe(
     share: Share = None,
     informal: Informal = False,
     extra: Extra = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, ignoring what was measured before.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over and ignore earlier measurements.")] = False,
     exec_: Annotated[bool, typer.Option("--exec", help="Required to start runs if the study sets needs_exec.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -429,8 +447,8 @@ def probe(
 ) -> None:
     """Find the fastest stable setting on this machine.
 
-    The one with the highest throughput. Runs every combination of the lab file's probe: for a short while, one at a
-    time. Exit code 1: none was stable.
+    Runs every combination in the lab file's `probe` briefly, one at a time, and recommends the stable one with the
+    highest throughput. Exit code 1: no setting was stable.
     """
     from looplab.cli import probing, running
 
@@ -440,7 +458,7 @@ def probe(
 
 @app.command()
 def say(
-    text: Annotated[str, typer.Argument(help="What the agent should know.")],
+    text: Annotated[str, typer.Argument(help="The message.")],
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -453,7 +471,7 @@ def say(
 
 @app.command()
 def pause(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """Start no more runs until `resume`."""
+    """Start no new runs until `resume`."""
     from looplab.cli import steering
 
     steering.pause(lab, study, json)
@@ -512,7 +530,7 @@ def import_(
     ] = None,
     optuna_study: Annotated[str | None, typer.Option("--optuna-study", help="Which of its studies.")] = None,
     map_: Annotated[
-        list[str] | None, typer.Option("--map", help="THEIRS=OURS: another name of a metric or a config key.")
+        list[str] | None, typer.Option("--map", help="THEIRS=OURS: rename a metric or a config key.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be imported.")] = False,
     lab: LabOption = None,
@@ -521,8 +539,8 @@ def import_(
 ) -> None:
     """Import runs that other tools recorded.
 
-    Search, rules and agents use them; the judge does not, and no budget counts them. What was imported before is
-    skipped. Exit code 1: nothing could be imported.
+    Search, rules and agents use them; the judge does not, and they count towards no budget. Runs that were imported
+    before are skipped. Exit code 1: nothing could be imported.
     """
     from looplab.cli import importing
 
@@ -536,12 +554,12 @@ def import_(
 def edit(
     base: Annotated[Path | None, typer.Argument(help="The config to start from.")] = None,
     base_cfg: Annotated[Path | None, typer.Option("--base-cfg", help="The same as BASE.")] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; recorded with the variant.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="The reason, recorded with the variant.")] = "",
     change: Annotated[
         list[str] | None, typer.Option("--change", "--changes", help="An edit: path@op=value. Several may follow.")
     ] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out-dir", help="Where the variant goes.")] = None,
-    run: Annotated[bool, typer.Option("--run", "--exec", help="Run it at once, and nothing else.")] = False,
+    out_dir: Annotated[Path | None, typer.Option("--out-dir", help="The folder for the variant.")] = None,
+    run: Annotated[bool, typer.Option("--run", "--exec", help="Run the variant at once, and nothing else.")] = False,
     extra: Extra = None,
     steps: Steps = None,
     log_freq: LogFreq = None,
@@ -553,7 +571,7 @@ def edit(
 ) -> None:
     """Write a variant of a config.
 
-    It is named `<stem>_<6 chars>`; its parent and the reason are recorded.
+    The variant is named `<stem>_<6 chars>`; its parent and the reason are recorded.
     """
     from looplab.cli import editing
 
@@ -575,15 +593,15 @@ def status(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 
 @app.command()
 def top(
-    study: Annotated[str | None, typer.Argument(help="The study (default: the one that runs).")] = None,
+    study: Annotated[str | None, typer.Argument(help="The study (default: the running one).")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-    since: Annotated[str, typer.Option("--since", help="Tell what happened in this time: 30m, 12h, 2d.")] = "12h",
+    since: Annotated[str, typer.Option("--since", help="Show events of this period: 30m, 12h, 2d.")] = "12h",
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Watch a study at a glance: champion, slots, queue, budgets, verdicts, alarms.
+    """Show a live overview of a study: champion, slots, queue, budgets, verdicts, alarms.
 
-    It only reads. In a pipe it prints one frame.
+    Read-only. In a pipe it prints one frame.
     """
     from looplab.cli import top as screen
     from looplab.config.lab import parse_duration
@@ -613,7 +631,7 @@ def logs(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Print what a run printed."""
+    """Print a run's output."""
     from looplab.cli import looking
 
     looking.logs(lab, study, run, follow, lines, json)
@@ -637,14 +655,14 @@ def diff(
 def reproduce(
     run: RunName = "BEST",
     tolerance: Annotated[float | None, typer.Option(help="Difference that counts as equal (default: noise).")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the code that was checked out.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the checked-out code.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
     """Run a run again from its capsule and compare.
 
-    Its code is checked out next to the lab if it differs from today's. Exit code 1: not reproduced.
+    If the run's code differs from the current code, it is checked out next to the lab. Exit code 1: not reproduced.
     """
     from looplab.cli import reproducing
 
@@ -653,16 +671,16 @@ def reproduce(
 
 @app.command()
 def remeasure(
-    runs: Annotated[list[str] | None, typer.Argument(help="Runs to read again (default: all).")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(help="Runs to re-read (default: all).")] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Read ended runs again.
+    """Re-read the metrics of finished runs.
 
-    For a corrected `measure` or `objective`. Nothing is run. Each changed run is recorded as an event, and its old
-    summary is kept. The best run is determined again, and the judge starts over with the new values. Exit code 1: no
-    run has the objective.
+    Use it after correcting `measure` or `objective`. Nothing is run. Each changed run is recorded as an event, and
+    its old summary is kept. The best run is determined again, and the judge starts over with the new values. Exit
+    code 1: no run has the objective.
     """
     from looplab.cli import reproducing
 
@@ -677,7 +695,7 @@ def ui(
         bool, typer.Option("--allow-control", help="Let the page pause, stop, propose, veto.")
     ] = False,
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", help="Another name of the page, behind a proxy.")
+        list[str] | None, typer.Option("--allow-host", help="Another host name of the page, behind a proxy.")
     ] = None,
     token: Annotated[
         str | None, typer.Option("--token", help="The token (default: $LOOPLAB_UI_TOKEN, else a random one).")
@@ -685,14 +703,14 @@ def ui(
     token_file: Annotated[Path | None, typer.Option("--token-file", help="A file with the token.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     export: Annotated[
-        Path | None, typer.Option("--export", help="Write pages for sharing into this folder, and do not serve.")
+        Path | None, typer.Option("--export", help="Write self-contained pages to this folder instead of serving.")
     ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
     """Serve the live page of a lab, or write it as files.
 
-    It only reads, unless --allow-control is given. The printed address has a token, also on this machine alone.
+    Read-only, unless --allow-control is given. The printed URL always includes a token, even on this machine.
     """
     if export is not None:
         from looplab.cli import reporting
@@ -716,7 +734,7 @@ def report(
 ) -> None:
     """Write the study's reports: Markdown, HTML and plots.
 
-    An engine writes them too, while it runs and when it ends.
+    An engine also writes them, while it runs and when it ends.
     """
     from looplab.cli import reporting
 
@@ -757,8 +775,8 @@ def query(
 
 @app.command()
 def export(
-    csv: Annotated[Path | None, typer.Option("--csv", help="Into this folder, as CSV.")] = None,
-    parquet: Annotated[Path | None, typer.Option("--parquet", help="Into this folder, as Parquet.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write CSV files to this folder.")] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", help="Write Parquet files to this folder.")] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -772,7 +790,7 @@ def export(
 # -- runs of other tools
 
 analyze = typer.Typer(
-    help="Summarise runs that looplab did not make.",
+    help="Summarise runs of other tools.",
     epilog=f"Example: {EXAMPLES['analyze']}",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -785,7 +803,9 @@ OutJson = Annotated[Path | None, typer.Option("--out-json", help="Also write the
 
 @analyze.command("offline")
 def analyze_offline(
-    outputs_root: Annotated[Path, typer.Option("--outputs-root", help="Where the run folders are.")] = Path("outputs"),
+    outputs_root: Annotated[
+        Path, typer.Option("--outputs-root", help="The folder that contains the run folders.")
+    ] = Path("outputs"),
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest first.")] = 100,
     out_json: OutJson = None,
     json: Json = False,
@@ -829,17 +849,17 @@ def fetch_config(
 
 @app.command()
 def iterate(
-    start: Annotated[str, typer.Argument(help="The first version to make; or `status`: what became of them.")],
+    start: Annotated[str, typer.Argument(help="The first version to write; or `status`, to list the versions.")],
     end: Annotated[int | None, typer.Argument(help="The last version (default: START).")] = None,
     extra: Annotated[
-        list[str] | None, typer.Option("--extra", help="Further arguments of the agent; or write them after `--`.")
+        list[str] | None, typer.Option("--extra", help="Extra arguments for the agent; or put them after `--`.")
     ] = None,
     agent: Annotated[
         str | None, typer.Option("--agent", help="codex, claude or command, instead of iterate.yaml's.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="The agent's model.")] = None,
     retries: Annotated[
-        int | None, typer.Option("--retries", min=0, help="How often it may correct what a gate refused.")
+        int | None, typer.Option("--retries", min=0, help="How often the agent may retry after a gate fails.")
     ] = None,
     continue_on_failure: Annotated[
         bool, typer.Option("--continue-on-failure", help="Continue with the next version when one fails.")
@@ -849,8 +869,8 @@ def iterate(
 ) -> None:
     """Have an agent write the next versions of the code.
 
-    Each version has its own git worktree; gates, the frozen evaluation and a test against the champion decide. After a
-    kill, the same command continues where it was. Exit code 1: a version failed.
+    Each version has its own git worktree; gates, the frozen evaluation and a test against the champion decide.
+    After a kill, the same command continues. Exit code 1: a version failed.
     """
     from looplab.cli import iterating
 
@@ -874,7 +894,7 @@ def tour(
 
 Config = Annotated[Path, typer.Option("--config", help="The config.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="The run: its name, or `latest`.")]
-NewRun = Annotated[bool, typer.Option("--new", help="Begin a new one, whatever exists.")]
+NewRun = Annotated[bool, typer.Option("--new", help="Always start a new run.")]
 Edits = Annotated[list[str] | None, typer.Option("--edit", help="An edit on the config: path@op=value.")]
 Force = Annotated[bool, typer.Option("--force", help="Also run stages that are complete and unchanged.")]
 
@@ -887,17 +907,15 @@ def stage(
     new: NewRun = False,
     edit: Edits = None,
     force: Force = False,
-    run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="The run folder itself, outside of any root.")
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Use this run folder, outside any root.")] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
     """Run stages of a pipeline, as declared in the lab file.
 
-    Complete and unchanged stages are skipped, interrupted ones are resumed. Without --run-id, later stages continue the
-    latest run, and first stages resume an interrupted run or begin a new one. Ctrl-C stops the stage.
+    Complete and unchanged stages are skipped, interrupted ones are resumed. Without --run-id, later stages continue
+    the latest run, and first stages resume an interrupted run or start a new one. Ctrl-C stops the stage.
     """
     from looplab.cli import staging
 
@@ -908,7 +926,7 @@ def stage(
 def suite(
     config: Annotated[Path, typer.Option("--config", help="The suite's file.")],
     gpus: Gpus = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="How many slots.")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Number of slots.")] = None,
     suite_id: Annotated[str | None, typer.Option("--id", help="The suite's id.")] = None,
     new: NewRun = False,
     force: Force = False,
@@ -919,7 +937,8 @@ def suite(
 ) -> None:
     """Run the same stages over several datasets, one per slot.
 
-    The same command again continues after an interruption. Ctrl-C starts nothing more, a second Ctrl-C stops.
+    After an interruption, the same command continues. Ctrl-C starts no more stages, a second Ctrl-C stops running
+    ones.
     """
     from looplab.cli import staging
 
@@ -931,7 +950,7 @@ def case(
     context: typer.Context,
     config: Config,
     run_id: RunId = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="The name of its files.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Name of the files that it writes.")] = None,
     edit: Edits = None,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -939,7 +958,7 @@ def case(
 ) -> None:
     """Examine a few examples closely; prints the files it wrote.
 
-    Each {name} of case.command in the lab file is an option, too: --name VALUE.
+    Each {name} in case.command of the lab file is also an option: --name VALUE.
     """
     from looplab.cli import staging
 
@@ -958,19 +977,18 @@ def verify(
             "or of the ledger."
         ),
     ] = None,
-    ledger_id: Annotated[
-        str | None, typer.Option(help="Which ledger is expected, where there are anchors of several.")
-    ] = None,
+    ledger_id: Annotated[str | None, typer.Option(help="The expected ledger, if there are anchors of several.")] = None,
     allowed_signers: Annotated[
-        Path | None, typer.Option(help="Count only anchors that someone in this file signed (see ssh-keygen).")
+        Path | None, typer.Option(help="Accept only anchors signed by someone in this file (see ssh-keygen).")
     ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
     """Check the record: chain, tables, files of the runs, anchors.
 
-    The chain alone shows accidental damage and careless edits. A deliberate rewrite, by someone who computed all hashes
-    again, is found by comparing with anchors: those of the lab file, or --against others. Exit code 1: not whole.
+    The chain alone detects accidental damage and careless edits. A deliberate rewrite, by someone who recomputed
+    all hashes, is detected by comparing with anchors: those of the lab file, or others with --against. Exit code 1:
+    damaged or rewritten.
     """
     from looplab.cli import record
 
@@ -979,21 +997,21 @@ def verify(
 
 @app.command()
 def doctor(
-    secrets: Annotated[bool, typer.Option("--secrets", help="Look for recorded secrets.")] = False,
-    scrub: Annotated[bool, typer.Option("--scrub", help="Remove secrets from files; the record notes it.")] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Search for recorded secrets.")] = False,
+    scrub: Annotated[bool, typer.Option("--scrub", help="Remove secrets from files, and record that.")] = False,
     move_ledger: Annotated[
-        bool, typer.Option("--move-ledger", help="Move the ledger to where state_dir or LOOPLAB_STATE_DIR say.")
+        bool, typer.Option("--move-ledger", help="Move the ledger to the folder in state_dir or LOOPLAB_STATE_DIR.")
     ] = False,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
     """Check the machine and the lab, and say what is missing.
 
-    Shows devices, cores, memory, the disk and its kind, and the versions of Python, Ray, Slurm, W&B and agents; tries
-    out on the lab's disk what looplab needs of it; and lists what each study lacks. Exit code 1: there is a problem.
-    With --secrets it searches the ledger and the files of runs, agents and logs instead. A secret is the value of a
-    variable or config key whose name says so, or a text of a known shape. Values are not printed. Exit code 1: some
-    were found. The chain of the ledger is never changed.
+    Shows devices, cores, memory, the disk and its file system, and the versions of Python, Ray, Slurm, W&B and
+    agents; tests whether the lab's disk supports what looplab needs; and lists what each study lacks. Exit code 1:
+    there is a problem. With --secrets it instead searches the ledger and the files of runs, agents and logs. A
+    secret is the value of a variable or config key whose name says so, or text of a known format. Values are not
+    printed. Exit code 1: secrets were found. The ledger's chain is never changed.
     """
     from looplab.cli import doctor as doctoring
 
@@ -1007,16 +1025,14 @@ def doctor(
 
 @app.command()
 def anchor(
-    file: Annotated[
-        Path | None, typer.Option(help="Append it to this file, instead of where the lab file says.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Append it to this file instead of the lab file's targets.")] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
     """Publish the head of the record, and print it.
 
-    Keep the line where nobody who can write to the lab can change it: `verify --against` then shows whether anything
-    recorded so far was rewritten.
+    Keep the line where nobody who can write to the lab can change it: `verify --against` then shows whether
+    anything recorded so far was rewritten.
     """
     from looplab.cli import record
 
@@ -1027,7 +1043,8 @@ def anchor(
 def reindex(lab: LabOption = None, json: Json = False) -> None:
     """Repair the ledger from the journal and the run folders.
 
-    Events come back from the journal, tables are rebuilt from them. Nothing is deleted; a damaged ledger is put aside.
+    Recovers events from the journal and rebuilds the tables from them. Deletes nothing; a damaged ledger is moved
+    aside.
     """
     from looplab.cli import record
 
@@ -1037,14 +1054,14 @@ def reindex(lab: LabOption = None, json: Json = False) -> None:
 @app.command()
 def restore(
     backup: Annotated[
-        Path | None, typer.Argument(help="A file of .looplab/backups (default: the newest that is intact).")
+        Path | None, typer.Argument(help="A file in .looplab/backups (default: the newest intact one).")
     ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Replace the ledger by a backup.
+    """Replace the ledger with a backup.
 
-    The backup is brought up to date from the journal and the run folders. The old ledger is put aside.
+    The backup is brought up to date from the journal and the run folders. The old ledger is moved aside.
     """
     from looplab.cli import record
 

@@ -1,4 +1,4 @@
-"""What a shell offers after `looplab show <Tab>`: runs and studies of the lab that one is in."""
+"""Shell completion after `looplab show <Tab>`: runs and studies of the current lab."""
 
 from __future__ import annotations
 

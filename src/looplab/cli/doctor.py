@@ -1,4 +1,4 @@
-"""doctor: the machine and the lab; the place of the ledger; secrets in a lab, and their removal from files."""
+"""doctor: check the machine and the lab; move the ledger; find secrets and remove them from files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from looplab.runs.redact import SHORTEST, hide_values
 
 
 def check_up(folder: Path | None, json: bool) -> None:
-    """Show what the machine has, how the lab's disk behaves, and what the lab lacks; outside a lab the machine alone.
+    """Show what the machine has, how the lab's disk behaves, and what the lab lacks; outside a lab, only the machine.
 
     Exits with code 1 if there is a problem.
     """
@@ -44,7 +44,7 @@ def check_up(folder: Path | None, json: bool) -> None:
         output.table(("", "what", "state", "found", "what to do"), rows)
         output.say()
         if lab is None:
-            output.say("this is not a lab: only the machine was checked")
+            output.say("not in a lab: only the machine was checked")
         count = len(problems)
         output.say(f"{count} problem{'s' * (count != 1)}" if problems else "all is well")
     if problems:
@@ -64,7 +64,7 @@ def move_ledger(folder: Path | None, json: bool) -> None:
     lab = open_lab(folder)
     source, target = state_folder(lab.folder), new_folder(lab.folder, lab.state)
     if source != target and not has_files(source):
-        raise LabError("this lab has no ledger yet", hint="the first `looplab run` creates it in its place")
+        raise LabError("this lab has no ledger yet", hint="the first `looplab run` creates it there")
     if source != target:
         with contextlib.closing(ledgers.open_for_reading(source / LEDGER)) as ledger:
             studies = {*lab.studies, *ledger.studies()}
@@ -109,7 +109,7 @@ def _advice(left: set[str], *, scrubs: bool) -> list[str]:
     if "file" in left and not scrubs:
         lines.append("`looplab doctor --secrets --scrub` removes them from the files")
     if "binary" in left:
-        lines.append("binary files are not rewritten: delete them if they are not needed")
+        lines.append("binary files are not rewritten; delete them if you do not need them")
     if left & {"event", "table"}:
         lines.append(
             "secrets in the ledger cannot be removed without breaking its hash chain: revoke them, and do not publish "
@@ -137,5 +137,6 @@ def _refuse_while_running(lab: LabConfig) -> None:
             pid = engine_pid(lab.folder, study)
             if pid is not None:
                 raise BusyError(
-                    f"an engine is running for study {study!r} (pid {pid}) and writes these files", hint="stop it first"
+                    f"an engine is running for study {study!r} (pid {pid}) and is writing these files",
+                    hint="stop it first",
                 )

@@ -155,7 +155,7 @@ def _hopeless_entries(setup: Setup) -> list[str]:
 def _seed_line(setup: Setup) -> str:
     if setup.seed_route is not None:
         return f"seed: reaches the trainer as {setup.seed_route}"
-    line = "seed: none reaches the trainer"
+    line = "seed: does not reach the trainer"
     if setup.study.judge is not None and not setup.study.deterministic:
         line += (
             "; the judge can only repeat the same command. Set `seed:` to the config's key, or use {seed} in "
@@ -200,7 +200,7 @@ def propose(
     else:
         output.say(f"proposal {number} is queued ({waiting} waiting): {' '.join(edits)}")
         if refused:
-            output.say(f"note: as things are now, it will be rejected: {refused}")
+            output.say(f"note: it would currently be rejected: {refused}")
         if warning:
             output.say(f"note: {warning}")
 
@@ -241,7 +241,7 @@ def edit(
     applied = apply_edits(document.data, changes)
     if run and lab is None:
         raise LabError(
-            f"{target} is not in a lab, so the variant cannot be run", hint="name a lab with --lab, or omit --run"
+            f"{target} is not in a lab, so the variant cannot run", hint="name a lab with --lab, or omit --run"
         )
     target.mkdir(parents=True, exist_ok=True)
     while True:

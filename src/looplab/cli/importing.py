@@ -1,4 +1,4 @@
-"""import: make recorded runs of other tools runs of a study."""
+"""import: add recorded runs of other tools to a study."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _range(start: str, end: int | None) -> tuple[int, int]:
     first = int(start)
     last = first if end is None else end
     if last < first:
-        raise LabError(f"the range ends ({last}) before it begins ({first})")
+        raise LabError(f"the last version ({last}) is before the first ({first})")
     return first, last
 
 
@@ -93,12 +93,12 @@ def status(folder: Path | None, json: bool) -> None:
 def _open_ledger(folder: Path | None) -> tuple[Path, Ledger]:
     lab = reading.find_folder(folder, os.environ)
     if not _lab_of(lab).ledger_path.exists():
-        raise LabError("no version has been made here yet", hint="start with `looplab iterate 2 3`")
+        raise LabError("there are no versions yet", hint="start with `looplab iterate 2 3`")
     return lab, open_for_reading(_lab_of(lab))
 
 
 def _lab_of(folder: Path) -> LabConfig:
-    """Return the lab of versions, which may have studies, too."""
+    """Return the lab of versions, which may also have studies."""
     return LabConfig(folder, {}, state_dir=read_state_dir(folder))
 
 

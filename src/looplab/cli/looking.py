@@ -105,8 +105,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
-                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with a different objective than "
-                "lab.yaml's: `looplab remeasure` reads again"
+                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with a different objective than in "
+                "lab.yaml: `looplab remeasure` re-reads the metrics"
             )
         if facts["place"]:
             output.say(f"  {facts['place']}")
@@ -412,7 +412,7 @@ def _show_metrics(metrics: dict[str, Any], groups: Mapping[str, Sequence[str]]) 
 
 
 def _recorded_notes(context: LabContext, run: RunRow) -> list[str]:
-    """Notes in the ledger on a run that ended before it had a folder."""
+    """Return the notes in the ledger on a run that ended before it had a folder."""
     events = context.ledger.events(run.study, run.id)
     return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 

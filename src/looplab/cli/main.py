@@ -35,7 +35,7 @@ def expand_argv(argv: Sequence[str]) -> list[str]:
 
 
 def _environment_errors() -> tuple[type[Exception], ...]:
-    """Errors that any command may meet: a full disk, a folder that is not writable, a damaged ledger."""
+    """Return errors that any command may meet: a full disk, a folder that is not writable, a damaged ledger."""
     import sqlite3
 
     return OSError, sqlite3.DatabaseError

@@ -14,10 +14,10 @@ from looplab.onboard.mend_files import Mending
 
 
 def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> dict[str, Any]:
-    """Mend a lab, and show how; return what was found.
+    """Fix a lab and show the changes; return the findings.
 
     Raises:
-        LabError: The lab does not pass its checks afterwards; its files are as they were.
+        LabError: The lab does not pass its checks afterwards; its files are unchanged.
     """
     lab = open_lab(folder)
     studies = [lab.study(name)] if name else list(lab.studies.values())
@@ -38,13 +38,13 @@ def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> 
             if written
             else "nothing was changed"
             if mending.doubts
-            else "nothing to mend"
+            else "nothing to fix"
         )
     return found
 
 
 def preview(lab: LabConfig, studies: list[StudyConfig]) -> Mending:
-    """Return what `--fix` would mend, as far as that is known without starting a script."""
+    """Return what `--fix` would change, as far as that is known without starting a script."""
     try:
         return find_mending(lab, studies, ask=False)
     except (LabError, OSError):  # `check` itself reports it

@@ -27,7 +27,7 @@ from looplab.runs import folder as run_folder
 ASKED = 5
 """Guesses of the objective that are offered."""
 CLOSE = 0.5
-"""Largest difference of the scores of two guesses of which the second is named, too."""
+"""Largest score difference at which the second guess is also shown."""
 RECENT = 5
 """Tries that are searched for the objective."""
 
@@ -35,7 +35,7 @@ RECENT = 5
 def goal_of(smaller: bool, larger: bool) -> Goal | None:
     """Return the goal that two flags name; None: neither."""
     if smaller and larger:
-        raise LabError("--min and --max cannot both be meant")
+        raise LabError("give --min or --max, not both")
     return "min" if smaller else "max" if larger else None
 
 
@@ -56,13 +56,13 @@ def choose(
     best: ObjectiveGuess | None = guesses[0]
     if not yes:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            output.say(f"looks like the objective: {guesses[0].metric} ({guesses[0].goal}; {guesses[0].why})")
+            output.say(f"likely objective: {guesses[0].metric} ({guesses[0].goal}; {guesses[0].why})")
             _name_other(guesses, command)
             output.say(f"next: {objective_command(guesses[0], command)}")
             return None
         best = _ask(guesses[:ASKED])
     if best is None:
-        output.say("no objective was written. Next: looplab objective METRIC --min or --max")
+        output.say("no objective set. Next: looplab objective METRIC --min or --max")
         return None
     chosen = set_guess(lab, study, best)
     output.say(f"objective: {best.metric} ({best.goal}), written to {LAB_FILE}")
@@ -70,7 +70,7 @@ def choose(
         goal: Goal = "max" if best.goal == "min" else "min"
         other = objective_command(replace(best, goal=goal), command)
         better = "larger" if goal == "max" else "smaller"
-        output.say(f"whether smaller or larger is better is a guess; if {better} is: {other}")
+        output.say(f"the direction is a guess; if {better} is: {other}")
     if best is guesses[0]:
         _name_other(guesses, command)
     output.say(f"next: looplab run {command}".rstrip())
@@ -86,7 +86,7 @@ def _name_other(guesses: Sequence[ObjectiveGuess], command: str) -> None:
 
 def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
     """Ask which metric counts; Enter takes the first."""
-    output.say("Which metric counts?")
+    output.say("Which metric should be optimised?")
     output.table(
         ("", "metric", "better", "why"),
         [
@@ -96,7 +96,7 @@ def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
     )
     by_name = {guess.metric: guess for guess in guesses}
     choices = "number" if len(guesses) > 1 else "1"
-    choices += " (Enter takes 1, n for none)"
+    choices += " (Enter: 1, n: none)"
     while True:
         try:
             answer = input(f"{choices}: ").strip()
@@ -121,7 +121,7 @@ def set_guess(lab: LabConfig, study: StudyConfig, guess: ObjectiveGuess) -> Obje
 def show_objective(
     lab: LabConfig, study: StudyConfig, chosen: ObjectiveConfig, run: Observation, *, command: str
 ) -> None:
-    """Print what a run measured for an objective that is known already."""
+    """Print what a run measured for a known objective."""
     tried = _last_try(lab, study)
     if tried is not None and tried[0] == run.run and tried[1] is not None:
         output.say(f"objective: {chosen.metric} ({chosen.goal}) {output.number(tried[1], 6)}")
@@ -193,7 +193,7 @@ def _last_try(lab: LabConfig, study: StudyConfig, suffix: str = SUFFIX) -> tuple
 
 
 def set_objective(lab: LabConfig, study: StudyConfig, metric: str, goal: Goal, at: str | None) -> None:
-    """Write an objective to the lab file, in place of the line that said that there is none."""
+    """Write an objective to the lab file, replacing the placeholder line."""
     path = lab.folder / LAB_FILE
     document = read_document(path)
     data = document.data

@@ -1,4 +1,4 @@
-"""init SCRIPT and try: from somebody's training script to a study."""
+"""init SCRIPT and try: from an existing training script to a study."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHORT_S = 30.0
-"""Seconds of a run that is made again if it wrote outside its folder."""
+"""Maximum seconds of a run that is repeated if it wrote outside its folder."""
 MAX_COMMAND = 400
 """Characters of a command that are shown."""
 
@@ -87,7 +87,7 @@ def init(
     folder = Path.cwd()
     if (folder / LAB_FILE).exists():
         raise LabError(
-            f"{LAB_FILE} exists already in {folder}", hint="`looplab try` runs it; to begin again, move it away"
+            f"{LAB_FILE} already exists in {folder}", hint="`looplab try` runs it; to start over, move it away"
         )
     if is_sweep(Path(words[0])):
         sweep = read_sweep(Path(words[0]), folder)
@@ -99,13 +99,13 @@ def init(
         interface = read_interface(script)
         if interface is None:
             problem, hint = _why_not_read(script)
-            raise LabError(f"looplab does not see how {script.name} takes its settings{problem}", hint=hint)
+            raise LabError(f"looplab cannot tell how {script.name} takes its settings{problem}", hint=hint)
         found = interface
     shared = _shared_option(script, found, {"name": name, "objective": None if sweep else objective})
     lab = make_lab(script, found, objective=objective, goal=goal, name=name, specs=sweep.knobs if sweep else None)
     taken = [file for file in lab.files if (folder / file).exists()]
     if taken:
-        raise LabError(f"{taken[0]} exists already in {folder}", hint="move it away, or name the study: --name")
+        raise LabError(f"{taken[0]} already exists in {folder}", hint="move it away, or name the study: --name")
     for file, text in reversed(list(lab.files.items())):  # lab.yaml last
         write_atomic(folder / file, text.encode())
     load_lab(folder)  # what was written must be valid
@@ -128,7 +128,7 @@ def init(
         return
     output.say(f"read {script.name} ({found.reader}): {len(found.settings)} settings")
     if lab.seed is None and not lab.is_seed_constant:
-        output.say("seed: none found; without one, runs cannot be repeated and judged")
+        output.say("seed: none found; without one, runs cannot be repeated or judged")
     else:
         output.say(f"seed: {lab.seed or f'a constant of the script, which {RUNNER} sets; the file stays as it is'}")
     output.say(f"knobs (edit {LAB_FILE}): {', '.join(lab.ranges) or 'none found'}")
@@ -154,7 +154,7 @@ def _shared_option(script: Script, interface: Interface, given: Mapping[str, str
         if value is not None and name in own and not own[name].positional:
             typed = [*script.argv, f"--{name}", value]
             apart = f"looplab init -- {shlex.join(typed)}"
-            what = f"--{name} is an option of looplab and of {script.name}, and was taken as looplab's"
+            what = f"--{name} is an option of both looplab and {script.name}, and was read as looplab's"
             if own[name].required:
                 raise LabError(what, hint=f"for {script.name}: {apart}")
             return f"{what}; for {script.name}: {apart}"
@@ -174,13 +174,13 @@ def _why_not_read(script: Script) -> tuple[str, str]:
 
 
 def _broken_import(script: Script) -> str | None:
-    """Return a sentence if the script was read from its source alone, since it does not start here."""
+    """Return a sentence if only the script's source was read, since the script does not start."""
     if script.python is None or "introspection" not in vars(script) or not script.introspection.problem:
         return None
     found = diagnose(_failure(script, script.introspection.printed))
     if found is None or found.kind not in ("package", "library", "syntax", "gpu", "memory"):
         return None
-    return f"it does not start here: {found}"
+    return f"it does not start: {found}"
 
 
 def _failure(script: Script, printed: str) -> FailedProgram:
@@ -188,7 +188,7 @@ def _failure(script: Script, printed: str) -> FailedProgram:
 
 
 def suggest_scripts(folder: Path) -> None:
-    """Mention the scripts beside which a recipe was made: they may be what was meant."""
+    """Mention the scripts next to a new recipe: the user may have meant one of them."""
     found = trainers_in(folder)
     if found:
         output.say(f"for a lab of your own script: looplab init {found[0]}")
@@ -198,7 +198,7 @@ def suggest_scripts(folder: Path) -> None:
 
 
 class TrySession(TerminalSession):
-    """A session of one run: the command is shown, then how far it is, and Ctrl-C stops the run at once."""
+    """A session of one run: shows the command, then the progress; Ctrl-C stops the run at once."""
 
     def __init__(self, lab: LabConfig, study: StudyConfig, *, json: bool) -> None:
         super().__init__(lab, study, json=json)
@@ -250,7 +250,7 @@ def try_once(
     *,
     seeds: int = 1,
 ) -> None:
-    """Run the base config once (or with several seeds), in a study of its own, and show what it measured."""
+    """Run the base config once (or with several seeds), in a separate study, and show what it measured."""
     lab = open_lab(folder)
     study = lab.study(name)
     setup = check_study(lab, study, RunOptions(informal=True))
@@ -358,7 +358,7 @@ def _with_own_output(
     if again is None or again.status != "ok" or again.wrote or len(again.metrics) < len(run.metrics):
         write_atomic(path, before)
         if not json:
-            output.say("that did not work, so lab.yaml is as it was")
+            output.say("that did not work, so lab.yaml was restored")
         return run
     if not json:
         output.say(f"written to {LAB_FILE}: {changed}")
@@ -380,14 +380,14 @@ def _run_trial(
         earlier = [run for run in session.record.runs(state="ended") if run.status == "ok"]
         known = {run.id for run in session.record.runs()}
         outputs = run_folder.study_folder(lab.folder, trial.name)
-        # A try whose looplab was killed still runs, and nobody wants its result.
+        # A try whose looplab was killed still runs, and its result is not needed.
         stop_without_engine([outputs / run.id for run in session.record.runs_open()], trial.launch.grace)
         result = session.run(session.begin(setup))
         runs = [run for run in session.record.runs(state="ended") if run.id not in known]
     if not runs:
         if result.outcome.ending is Ending.STOPPED:
             return None, None
-        raise LabError(f"nothing was run: {result.outcome.why}", hint=f"looplab status --study {trial.name}")
+        raise LabError(f"nothing ran: {result.outcome.why}", hint=f"looplab status --study {trial.name}")
     wrote = written_files(stamps, files_below(lab.folder))
     before = observe(lab, trial, earlier[-1], base, ()) if earlier else None
     return observe(lab, trial, runs[-1], base, wrote), before

@@ -24,12 +24,12 @@ COLOURS = {
     "inconclusive": "yellow",
 }  # fmt: skip
 LAST_COLUMN = 24
-"""Fewest characters for the last column of a table, which often has sentences; with fewer it is printed below."""
+"""Minimum width of a table's last column, which often has sentences; below that it is printed under each row."""
 ASCII = {
     "→": "->", "±": "+/-", "…": "...", "–": "-", "—": "-", "−": "-", "×": "x", "·": ".", "█": "#", "▕": "[", "▏": "]",
     "●": "*", "■": "x", "◆": "?", "✗": "!", "›": ">",
 }  # fmt: skip
-"""Our own signs for a terminal that has no others than ASCII."""
+"""Replacements of our own signs on a terminal that is limited to ASCII."""
 
 
 def is_terminal() -> bool:
@@ -110,7 +110,7 @@ def mute(*streams: int) -> None:
 
 
 def terminals() -> list[int]:
-    """Descriptors of stdout and stderr that are terminals. Call it early: a closed terminal is no longer one."""
+    """Return the descriptors of stdout and stderr that are terminals. Call it early: closing one changes the result."""
     return [stream for stream in (1, 2) if os.isatty(stream)]
 
 
@@ -145,7 +145,7 @@ def _safe_json(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 5) -> str:
-    """Format a number with so many significant digits; None: `-`."""
+    """Format a number with this many significant digits; None: `-`."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
@@ -197,7 +197,7 @@ def _longest_word(text: str) -> int:
 def _table_of_records(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None
 ) -> None:
-    """Print a table for which the terminal is much too narrow: each row as names and values, without empty ones."""
+    """Print a table that is far too wide for the terminal: each row as names and values, without empty ones."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -222,7 +222,7 @@ def _table_of_records(
 def _stacked_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, least: Sequence[int]
 ) -> None:
-    """Print a table for which the terminal is too narrow: the last column below each row.
+    """Print a table that is too wide for the terminal, with the last column below each row.
 
     Args:
         least: The widths to which columns may be narrowed: those of their longest words.

@@ -55,8 +55,8 @@ class LabSteering(Steering):
                 f"no engine is running for study {context.study.name!r}", hint="start it with `looplab resume`"
             )
         self._command(context, action, actor)
-        done = {"pause": "no more runs are started; the current ones continue", "resume": "the study continues",
-                "drain": "the engine exits when the current runs have ended",
+        done = {"pause": "no new runs start; running ones continue", "resume": "the study continues",
+                "drain": "the engine exits when the running trainings have ended",
                 "stop": "the engine stops its runs and exits"}  # fmt: skip
         return {"did": done[action]}
 
@@ -65,7 +65,7 @@ class LabSteering(Steering):
         if run.state != "running":
             raise LabError(f"run {run.id} is not running: it is {run.status or run.state}")
         if engine_pid(context.lab.folder, context.study.name) is None:
-            raise LabError("no engine is running that could stop it", hint=f"`looplab stop {run.id}`")
+            raise LabError("no engine is running to stop it", hint=f"`looplab stop {run.id}`")
         self._command(context, action, actor, what="stop", run=run.id)
         return {"did": f"run {run.id} is being stopped"}
 
@@ -97,7 +97,7 @@ class LabSteering(Steering):
         with context.ledger.write():
             context.record.say(text_of(arguments, "text", needed=True))
             context.record.steered(action, who=actor.who, where=actor.where)
-        return {"did": "the agent gets this with its next prompt"}
+        return {"did": "the agent's next prompt will include this"}
 
     def _veto(self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
         from looplab.loop.judging import veto as invalidate

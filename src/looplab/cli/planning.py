@@ -29,7 +29,7 @@ from looplab.report.wording import plural
 SHOWN_SLOTS = 8
 """More slots than this are shown as the first and the last one, and their number."""
 DEFAULT_RUNS = 120
-"""Runs that `--power` assumes where the study has no budget."""
+"""Number of runs that `--power` assumes if the study has no budget."""
 
 
 def plan(
@@ -43,7 +43,7 @@ def plan(
 ) -> None:
     """Show what `run` would do with these options, or what `resume` would do."""
     if resume and options != RunOptions():
-        raise LabError("--resume takes the options of the last `run`", hint="leave out the others")
+        raise LabError("--resume uses the options of the last `run`", hint="leave out the others")
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
@@ -56,12 +56,12 @@ def show_power(folder: Path | None, name: str | None, runs: int | None, json: bo
     lab = open_lab(folder)
     study = lab.study(name)
     if study.judge_rule != "test":
-        raise LabError(f"study {study.name} has no test of which the power could be shown", hint="see docs/judge.md")
+        raise LabError(f"study {study.name} has no test, so there is no power to show", hint="see docs/judge.md")
     budget = runs or study.budget.runs or DEFAULT_RUNS
     metric = study.objective.metric if study.objective else "the objective"
     if not json:
         output.say(
-            f"How often the judge finds an improvement of {metric} within {budget} runs, if half of the challengers "
+            f"How often the judge detects an improvement of {metric} within {budget} runs, if half of the challengers "
             "have it. Simulated; sd is the standard deviation of the noise."
         )
     found = power(judge_settings(study), budget)
@@ -84,7 +84,7 @@ def show_power(folder: Path | None, name: str | None, runs: int | None, json: bo
         ],
     )
     if sigma is None:
-        output.say("The noise is not known yet: it is measured by the first runs of the base.")
+        output.say("The noise is not known yet: the first runs of the base measure it.")
 
 
 def show_plan(
@@ -134,9 +134,9 @@ def show_plan(
     if found.why_none is not None:
         output.say(f"no runs would be planned: {found.why_none}{how_to_continue(found.why_none)}")
     for ask in found.asks:
-        output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {plural(ask.runs_at_most, 'run')}")
+        output.say(f"the {ask.proposer} ({ask.cli}) will be called, for up to {plural(ask.runs_at_most, 'run')}")
     if found.undecided and not found.asks:
-        output.say(f"{plural(found.undecided, 'more run')} of the round will be decided while these run")
+        output.say(f"{plural(found.undecided, 'more run')} of the round will be planned while these run")
     for row in found.rejected:
         output.say(f"would be rejected: {' '.join(row.edits)}: {_reasons(row)}")
     for planned in (*found.unfinished, *found.runs):

@@ -97,8 +97,8 @@ def _require_idle(lab: LabConfig, study: StudyConfig, last: str, ledger: Ledger 
 
 
 def _may_be_alive(run_dir: Path) -> bool:
-    """Whether the run may be alive, judged by its folder: an engine killed while it started a run may not have recorded
-    that, and its supervisor may not have written process.json yet."""
+    """Return whether the run may be alive, judging by its folder: an engine killed while it started a run may not have
+    recorded that, and its supervisor may not have written process.json yet."""
     record = record_folder(run_dir)
     if not (record / "train.log").exists() or (record / "exit.json").exists():
         return False
@@ -106,7 +106,7 @@ def _may_be_alive(run_dir: Path) -> bool:
 
 
 def _show_settings(settings: list[Setting], json: bool) -> None:
-    output.warn("this study runs only with --exec; it would try these settings:")
+    output.warn("this study starts runs only with --exec. It would try these settings:")
     if json:
         output.print_json({"settings": [{"values": s.values, "skipped": s.skipped or None} for s in settings]})
         return
@@ -187,7 +187,7 @@ def _print_results(
         output.say(f"recommended: {' '.join(edits)}")
         output.say(f"  {advice.reason}")
         if len(advice.result.readings) == 1:
-            output.say("  one run per setting is a hint: probe.repeats shows how much runs vary")
+            output.say("  one run per setting is only a hint; set probe.repeats to see how much runs vary")
         output.say(f"  written to {written}")
         _say_how_to_use(study, setup, edits)
     failed = next((reading for result in results for reading in result.readings if "failed" in reading.trouble), None)

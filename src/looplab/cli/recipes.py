@@ -99,7 +99,7 @@ def command(recipe: str, words: list[str]) -> None:
     with_commands = [name for name in names() if own.joinpath(name, "run.py").is_file()]
     if recipe not in with_commands:
         raise LabError(
-            f"the recipe {recipe!r} has no commands of its own",
+            f"the recipe {recipe!r} has no commands",
             hint=f"recipes with commands: {', '.join(with_commands)}",
         )
     with resources.as_file(resources.files("looplab.recipes") / recipe) as source:

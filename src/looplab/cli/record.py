@@ -107,12 +107,12 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
     if done.backup:
         output.say(f"the ledger was restored from the backup {Path(done.backup).name}")
     if done.aside:
-        output.say(f"damaged files were put aside: {', '.join(done.aside)}")
+        output.say(f"damaged files were moved aside: {', '.join(done.aside)}")
     if done.events:
         output.say(f"{plural(done.events, 'event was', 'events were')} recovered from the journal and the backups")
     if done.events_lost:
         output.say(
-            f"{plural(done.events_lost, 'event is', 'events are')} lost: not in the ledger, its journal or a backup"
+            f"{plural(done.events_lost, 'event is', 'events are')} lost: neither in the ledger, its journal nor a backup"
         )
     for study, number in done.runs.items():
         output.say(f"study {study}: {plural(number, 'run')} rebuilt from folders")
@@ -128,10 +128,10 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.say(f"study {study}: {plural(len(runs), 'run')} without a folder, lost: {_shorten(runs)}")
     for study, runs in done.dropped.items():
         output.say(
-            f"study {study}: {plural(len(runs), 'planned run')} not started, to be decided again: {_shorten(runs)}"
+            f"study {study}: {plural(len(runs), 'planned run')} not started, to be planned again: {_shorten(runs)}"
         )
     for study in done.judged_again:
-        output.say(f"study {study}: the state of the judge is lost; the next engine will judge all runs again")
+        output.say(f"study {study}: the judge's state is lost; the next engine judges all runs again")
     for run, new in done.renumbered.items():
         output.say(f"{run} had the same number as another run; it is now number {new}")
     if not done.runs and not done.pipelines:

@@ -48,7 +48,7 @@ def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -
 
 
 def export_pages(folder: Path | None, to: Path, json: bool) -> None:
-    """Write the live page as it is now, a report of each study, and an index, for people without access to the lab."""
+    """Write the current live page, a report of each study, and an index, for people without access to the lab."""
     from looplab.cli import serving
 
     lab = open_lab(folder)

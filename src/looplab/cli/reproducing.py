@@ -34,7 +34,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     original = record.run(run)
     if original.role == Role.IMPORTED:
         raise LabError(
-            f"run {original.id} was imported: how the other tool ran it is not recorded",
+            f"run {original.id} was imported, so it is not recorded how the other tool ran it",
             hint=f"run its config here: `looplab propose --parent {original.id} --change …`",
         )
     if original.objective is None:

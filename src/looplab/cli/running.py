@@ -72,7 +72,7 @@ def run(folder: Path | None, name: str | None, options: RunOptions, *, execute: 
     if study.needs_exec and not execute:
         from looplab.cli.planning import show_plan
 
-        output.warn("this study runs only with --exec; it would do this:")
+        output.warn("this study starts runs only with --exec. It would run:")
         with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
             show_plan(lab, study, options, copy, json=json)
         return
@@ -172,7 +172,7 @@ def _show_result(session: Session, setup: Setup, result: SessionResult, json: bo
 
 
 def _why_failed(setup: Setup, record: StudyLedger) -> list[str]:
-    """Return why the last run failed, if what it printed says so."""
+    """Return why the last run failed, if its output shows that."""
     failed = record.runs(status="failed")
     if not failed:
         return []
@@ -189,12 +189,12 @@ def _next_steps(setup: Setup, result: SessionResult) -> list[str]:
     if result.counts.get("ok") and objective is not None:
         steps.append(
             f"no run measured {objective.metric!r}: correct `objective` or `measure` in lab.yaml, then "
-            "`looplab remeasure` reads the ended runs again and `looplab resume` continues"
+            "`looplab remeasure` re-reads the finished runs and `looplab resume` continues"
         )
     if result.counts.get("failed") or result.counts.get("timeout"):
-        steps.append("fix the trainer or its config, then `looplab resume` runs the base config again")
+        steps.append("fix the trainer or its config, then `looplab resume` reruns the base config")
     if result.outcome.ending is Ending.FAILED:
-        steps.append("`looplab run --keep-going` continues although no base config works")
+        steps.append("`looplab run --keep-going` continues without a working base config")
     return steps
 
 
@@ -304,7 +304,7 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
         progress.failed,
         engine.best,
         time_left(progress.done, total, progress.mean_s, len(engine.setup.slots)),
-        "draining: starting no more runs" if engine.control.draining else "",
+        "draining: no new runs start" if engine.control.draining else "",
     )
 
 

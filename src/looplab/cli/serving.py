@@ -35,7 +35,7 @@ def ui(
         raise _missing(error) from None
     wrong = next((name for name in allow_host if host_of(name) is None), None)
     if wrong is not None:
-        raise LabError(f"{wrong!r} is not the name of a host", hint="--allow-host hub.example.org")
+        raise LabError(f"{wrong!r} is not a host name", hint="--allow-host hub.example.org")
     lab = open_record(folder)
     chosen = _token(token, token_file)
     listening = listen(host, port)
@@ -101,7 +101,7 @@ def _token(given: str | None, file: Path | None) -> str:
     found = given or os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     if len(found) < LEAST_TOKEN or not all(sign.isalnum() or sign in "-_.~" for sign in found):
         raise LabError(
-            f"a token has at least {LEAST_TOKEN} letters, digits or -_.~", hint="leave it out for a random one"
+            f"a token needs at least {LEAST_TOKEN} letters, digits or -_.~", hint="leave it out for a random one"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What the model of the search predicts along each knob, as JSON: the live page runs this as a process of its own.
+"""What the model of the search predicts along each knob, as JSON: the live page runs this in a separate process.
 
     python -m looplab.cli.slices LAB STUDY
 

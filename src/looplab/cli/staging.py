@@ -115,7 +115,7 @@ def check_config(folder: Path | None, name: str | None, config: Path, edits: Seq
     elif study.pipeline.resolve is not None:
         output.say(f"{config}: valid")
     else:
-        output.say(f"{config}: readable; `pipeline.resolve` in lab.yaml names no program that could check it")
+        output.say(f"{config}: readable; `pipeline.resolve` in lab.yaml names no program to check it")
 
 
 def drive_one(stage_run: StageRun, executor: LocalExecutor, stop_request: StopRequest) -> None:
@@ -187,7 +187,7 @@ def suite(
             message = (
                 "stopping the running stages"
                 if stop_request.stop
-                else "starting nothing more; Ctrl-C again stops the running stages"
+                else "no new stages start; Ctrl-C again stops the running ones"
             )
             if stop_request.drain and message not in announced:
                 announced.add(message)
@@ -210,7 +210,7 @@ def suite(
 
 
 def _devices(gpus: Sequence[str] | None, made: Suite) -> tuple[str, ...] | None:
-    """Devices of `--gpus 0,1`, else of the suite's `gpus`; None: those of the lab file."""
+    """Return the devices of `--gpus 0,1`, else of the suite's `gpus`; None: those of the lab file."""
     value = gpus or made.settings.gpus
     if value is None:
         return None
@@ -289,7 +289,7 @@ def _case_options(words: Sequence[str]) -> dict[str, str]:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--") or not name:
-            raise LabError(f"unexpected argument {word!r}", hint="options of a case are written --name value")
+            raise LabError(f"unexpected argument {word!r}", hint="write options of a case as --name value")
         given = value if equals else next(rest, None)
         if given is None:
             raise LabError(f"{flag} needs a value")

@@ -66,7 +66,7 @@ def say(folder: Path | None, name: str | None, text: str, json: bool) -> None:
     if json:
         output.print_json({"study": context.study.name, "said": text.strip()})
     else:
-        output.say("the agent gets this with its next prompt")
+        output.say("the agent's next prompt will include this")
         _note_no_agent(context.study)
 
 
@@ -74,12 +74,12 @@ def pause(folder: Path | None, name: str | None, json: bool) -> None:
     context = open_context(folder, name)
     pid = engine_pid(context.lab.folder, context.study.name)
     if pid is None:
-        raise LabError(f"no engine is running for study {context.study.name!r}", hint="there is nothing to pause")
+        raise LabError(f"no engine is running for study {context.study.name!r}", hint="so there is nothing to pause")
     context.record.command("pause")
     if json:
         output.print_json({"study": context.study.name, "engine": pid, "asked": "pause"})
     else:
-        output.say("current runs continue, and no more are started; `looplab resume` ends the pause")
+        output.say("running trainings continue, and no new ones start; `looplab resume` ends the pause")
 
 
 def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) -> None:
@@ -141,12 +141,12 @@ def _find_log(lab: Path, log: str | None) -> Path:
     found = sorted(logs, key=_age)
     if not found:
         raise LabError("no agent has been called in this lab yet" if log is None else f"there is no log {log!r}",
-                       hint="logs are the .jsonl files in agent_runs/, or where iterate.yaml puts them")  # fmt: skip
+                       hint="logs are the .jsonl files in agent_runs/, or where iterate.yaml says")  # fmt: skip
     return found[-1]
 
 
 def _log_folders(lab: Path) -> list[Path]:
-    """Return the folders with logs of agents: the usual one, that of iterate.yaml, and those of recorded calls."""
+    """Return the folders with agent logs: the default one, iterate.yaml's, and those of recorded calls."""
     from looplab.iterate import settings
     from looplab.ledger.versions import STUDY
 

@@ -77,7 +77,7 @@ def submit(
             if proposal is None:
                 why = submitting.refusal(jobs.budget, context.record)
                 if why is not None:
-                    raise LabError(f"the command was refused: {why}", hint="see budget in lab.yaml")
+                    raise LabError(f"the command was rejected: {why}", hint="see budget in lab.yaml")
                 proposal = submitting.submit(context.record, job, label or shlex.join(argv), limit)
                 how = NEW
         caller = Caller(context, proposal, json)
@@ -248,12 +248,12 @@ class Caller:
         words = {
             NEW: f"run {run.id} in {run.slot}",
             JOINED: f"run {run.id} in {run.slot} is already running this command: attached to it",
-            EARLIER: f"run {run.id} was this command; its end is reported now, and it is not run again (see --again)",
+            EARLIER: f"run {run.id} was this command; its result is shown; it does not run again (see --again)",
         }
         output.warn(words[how])
 
     def _recorded_notes(self, run: RunRow) -> list[str]:
-        """Notes in the ledger on a run that ended before it had a folder."""
+        """Return the notes in the ledger on a run that ended before it had a folder."""
         events = self._record.ledger.events(run.study, run.id)
         return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 
@@ -295,7 +295,7 @@ class Caller:
             if code not in (0, BusyError.exit_code) and (code > 0 or self._killed > MAX_KILLED):
                 printed = self._log.read_bytes()[self._log_from :].decode(errors="replace").strip()
                 raise LabError(
-                    f"the engine of the commands ended: {printed.removeprefix('looplab: ') or f'exit code {code}'}"
+                    f"the engine for commands ended: {printed.removeprefix('looplab: ') or f'exit code {code}'}"
                 )
         last = self._record.last_session()
         if last is not None and (last["ended"] or 0.0) > self._began and last["how"] in submitting.STOPPED:

@@ -1,4 +1,4 @@
-"""`looplab top`: a study at a glance on a terminal. It only reads; closing it changes nothing."""
+"""`looplab top`: a live overview of a study in the terminal. Read-only; closing it changes nothing."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 FRAME_S = 0.5
 LEAST_WHY = 16
-"""Columns below which reasons are left out of a table."""
+"""Terminal width below which tables have no reasons."""
 REFRESH_S = 2.0
-"""Seconds after which a frame is drawn again although nothing was recorded: elapsed times and live metrics move."""
+"""Seconds between frames even if nothing was recorded, since elapsed times and live metrics change."""
 POLL_S = 0.05
 """Longest time for reading the metrics of one running run."""
 KEYS = "j k choose   enter log   c curve   a alarms   tab study   q quit"
@@ -119,7 +119,7 @@ def _liveliest(lab: LabConfig, ledger: Ledger, studies: Sequence[StudyConfig]) -
 
 
 def _width() -> int:
-    """The width of the terminal; in a pipe wide enough for whole lines."""
+    """Return the width of the terminal; in a pipe wide enough for whole lines."""
     return shutil.get_terminal_size().columns if output.is_terminal() else 400
 
 
@@ -151,7 +151,7 @@ def draw(seen: StudyOverview, reader: TopReader, width: int, chosen: str | None)
         parts.append(Text(t("ALARM") + " ", style="bold red").append(clean_line(alarm), style="default"))
     for need in seen.needs:
         if need.kind != "alarms":
-            parts.append(Text(t("needs you") + ": ", style="yellow").append(clean_line(need.sentence)))
+            parts.append(Text(t("needs attention") + ": ", style="yellow").append(clean_line(need.sentence)))
     parts.append(_budgets(seen, width))
     if seen.lanes:
         parts += [Text(), *_lanes(seen, width)]
@@ -224,7 +224,7 @@ def _budgets(seen: StudyOverview, width: int) -> RenderableType:
 
 
 def _lanes(seen: StudyOverview, width: int) -> Iterator[RenderableType]:
-    """One line per slot: the last hour, a character for each part of it."""
+    """Return one line per slot: the last hour, a character for each part of it."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -291,7 +291,7 @@ def _verdicts(verdicts: Sequence[VerdictFacts], chosen: str | None, width: int) 
         verdict = (f"{SIGNS.get(one.verdict, ' ')} {t(one.verdict)}", COLOURS.get(one.verdict, ""))
         cells = [(text, "") for text in (one.interval, p + bar, str(one.n))]
         rows.append([_mark(one.run, chosen), (one.run, ""), verdict, *cells, (clean_line(one.why, 300), "dim")])
-    return _columns(("", "judged", "verdict", "better by, 95 %", "p / bar", "n", "why"), rows, width)
+    return _columns(("", "judged", "verdict", "better by, 95 %", "p / boundary", "n", "why"), rows, width)
 
 
 def braille(curve: Curve, width: int, height: int) -> list[str]:
@@ -318,7 +318,7 @@ def braille(curve: Curve, width: int, height: int) -> list[str]:
 
 
 class _Screen:
-    """The alternate screen with keys; the terminal is put back however it ends."""
+    """The alternate screen with keys; the terminal is restored however it ends."""
 
     def __init__(self, reader: TopReader, studies: Sequence[StudyConfig]) -> None:
         self._reader = reader

@@ -49,7 +49,7 @@ def show_run(run: Observation, study: StudyConfig, script: Script | None) -> Non
 def explain_new_folder(run: Observation, study: StudyConfig, script: Script | None) -> str:
     """Return a sentence about an output folder that must not exist, with what to do."""
     made = [one.file for one in run.wrote if one.is_new and "/" in one.file]
-    if run.diagnosis is not None and (named := re.search(r"its output (\S+) exists", run.diagnosis.what)):
+    if run.diagnosis is not None and (named := re.search(r"its output (\S+) already exists", run.diagnosis.what)):
         made = [os.path.relpath(named[1]) if os.path.isabs(named[1]) else named[1]]
     words = output_words(script, made) if script is not None and made else []
     if words:
@@ -71,7 +71,7 @@ def _show_failure(run: Observation) -> None:
     if run.diagnosis is None or run.last_line not in run.diagnosis.what:
         output.say(f"its last line: {run.last_line}")
     if run.diagnosis is None or run.diagnosis.kind == "exception":
-        output.say(f"all that it printed: looplab logs {run.run} --study {run.study}")
+        output.say(f"full output: looplab logs {run.run} --study {run.study}")
 
 
 def _rate(value: float | None) -> str:
@@ -88,13 +88,13 @@ def explain_silence(run: Observation) -> str:
         return "it has measured nothing yet"
     said = f"its last line: {run.last_line}" if run.last_line else "it printed nothing"
     if run.status == "timeout":
-        return f"it has measured nothing so far ({said}). Give it longer: looplab try --time 30m"
+        return f"no metrics so far ({said}). Give it longer: looplab try --time 30m"
     elsewhere = [one.file for one in run.wrote if kind_of(os.path.basename(one.file)) in CURVES]
     if elsewhere:
         return f"it measured nothing in its run folder, but wrote {elsewhere[0]}"
     return (
-        f"it measured nothing that looplab can read ({said}). Let it print `name: value`, or write metrics.jsonl, CSV, "
-        "TensorBoard or W&B files; measure.stdout in lab.yaml describes a format of its own"
+        f"looplab found no metrics ({said}). Let it print `name: value` or write metrics.jsonl, CSV, "
+        "TensorBoard or W&B files; for another format, set measure.stdout in lab.yaml"
     )
 
 
@@ -102,9 +102,9 @@ def explain_stop(run: Observation) -> str:
     """Return a sentence about how a run ended when its time was over."""
     after = format_seconds(run.ended_after_s)
     if run.ended_by == "SIGKILL":
-        return f"it did not end on SIGTERM and was killed after {after} (launch.grace)"
+        return f"it ignored SIGTERM and was killed after {after} (launch.grace)"
     if run.ended_by == "itself":
-        return f"it ended by itself {after} after SIGTERM"
+        return f"it exited {after} after SIGTERM"
     return f"SIGTERM ended it within {after}"
 
 
@@ -140,10 +140,10 @@ def explain_comparison(result: Comparison, run: Observation, other: Observation)
     )
     names = ", ".join(f"{name} {_value(other, name)} → {_value(run, name)}" for name in changed[:3])
     if result == "same config, same numbers":
-        return f"the same config as {other.run}, and exactly the same numbers: it is reproducible"
+        return f"the same config as {other.run}, and exactly the same numbers: the run is reproducible"
     if result == "same config, other numbers":
         return (
-            f"the same config as {other.run}, and other numbers: it is not seeded, or not deterministic; "
+            f"the same config as {other.run}, but different numbers: it is not seeded or not deterministic; "
             "a single run says little"
         )
     if result == "no difference":
@@ -151,7 +151,7 @@ def explain_comparison(result: Comparison, run: Observation, other: Observation)
             f"{names}: the same numbers as {other.run}, to the last digit. The change does not reach the trainer: "
             "does the script use it?"
         )
-    return f"{names}: other numbers than {other.run}, so the change reaches the trainer"
+    return f"{names}: different numbers than {other.run}, so the change reaches the trainer"
 
 
 def _value(run: Observation, name: str) -> str:

@@ -486,7 +486,7 @@ def _parse_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def _parse_ini(path: Path, text: str) -> dict[str, Any]:
-    """Return the sections of an INI file; what is written as a number becomes one, all else stays text."""
+    """Return the sections of an INI file; numbers are converted, everything else stays text."""
     parser = _ini_parser()
     try:
         parser.read_string(text, str(path))

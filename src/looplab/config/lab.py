@@ -34,7 +34,7 @@ from looplab.untrusted import real_path
 
 LAB_FILE = "lab.yaml"
 ITERATE_FILE = "iterate.yaml"
-"""Settings of `looplab iterate`; a lab may have this file alone."""
+"""Settings of `looplab iterate`; a lab may consist of this file only."""
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 CONFIG_FLAGS = ("steps", "log-freq", "eval-freq")
 """Flags of `looplab run` that edit a key of every config."""
@@ -174,7 +174,7 @@ class ConfigRendering(Section):
     """How the config reaches the trainer."""
 
     as_: Literal["file", "flags", "hydra", "env", "wandb"] = Field("file", alias="as")
-    """`wandb`: as `wandb.config`, for scripts of W&B sweeps, which take their values from there alone."""
+    """`wandb`: as `wandb.config`, for scripts of W&B sweeps, which read their values only from there."""
     format: Literal["json", "yaml", "toml", "ini"] = "json"
     """`file`: format of the file at {config}."""
     case: Literal["kebab", "as_written", "snake"] = "kebab"
@@ -196,12 +196,12 @@ class ConfigRendering(Section):
     separator: Literal["space", "equals"] = "space"
     """`flags`: `--lr 0.1` or `--lr=0.1`."""
     only: Literal["all", "changed"] | None = None
-    """Which keys: all, or those that differ from the base. None: `changed` for Hydra, which has a base of its own,
+    """Which keys: all, or those that differ from the base. None: `changed` for Hydra, which has its own base,
     `all` otherwise."""
     prefix: str = ""
     """`env`: prefix of the variable names."""
     skip: Texts = Field(default_factory=list)
-    """Keys that do not go to the trainer, with everything below them."""
+    """Keys that are not passed to the trainer, with everything below them."""
 
     def leaves_out(self, at: Sequence[str | int]) -> bool:
         """Return whether `skip` names this key or one above it."""
@@ -265,7 +265,7 @@ class TieBreak(Section):
 
 
 class FurtherObjective(TieBreak):
-    """A metric that is optimised beside the objective."""
+    """A metric that is optimised in addition to the objective."""
 
     price: float | None = Field(None, gt=0)
     """What one unit of this metric is worth in units of the objective: the trade-off that is judged; None: none is
@@ -303,7 +303,7 @@ class ObjectiveConfig(Section):
 
     @property
     def targets(self) -> tuple[TieBreak | ObjectiveConfig, ...]:
-        """All metrics that it is made of, the objective last."""
+        """All metrics that it consists of, the objective last."""
         return (*self.pareto, *((self.then,) if self.then is not None else ()), self)
 
 
@@ -320,13 +320,13 @@ class FidelityConfig(Section):
     """Rungs at which runs are stopped, to be continued from their checkpoints if they are promising."""
 
     scheduler: Literal["model", "asha", "hyperband", "halving"] = "model"
-    """Who decides between new configs and stopped runs: the model of curves and knobs, or ranks at each rung."""
+    """What decides between new configs and stopped runs: the model of curves and knobs, or ranks at each rung."""
     min: float | None = Field(None, gt=0)
     """Step of the first rung; None: 1/27 of the steps of a whole run."""
     max: float | None = Field(None, gt=0)
     """Steps of a whole run; None: the median of the runs that have finished. Until one has, no run is stopped."""
     reduction_factor: int = Field(3, ge=2)
-    """Ratio of the steps of one rung to those of the rung below; one of so many runs is promoted."""
+    """Ratio of the steps of one rung to those of the rung below; one in this many runs is promoted."""
 
     @model_validator(mode="after")
     def _min_below_max(self) -> FidelityConfig:
@@ -431,7 +431,7 @@ class AgentConfig(AgentProgram):
     prompt: InLab | None = None
     """Template of the prompt; None: looplab's own."""
     answer: InLab = "proposals/next_config.json"
-    """File in which the agent may write its proposals; people may write to it, too."""
+    """File in which the agent may write its proposals; people may also write to it."""
     tries: int = Field(3, ge=1)
     """Attempts per round: a rejected proposal is returned to the agent with the reasons."""
     call_retries: int = Field(2, ge=0)
@@ -518,7 +518,7 @@ class PruneConfig(Section):
     min_resource: int = Field(1, ge=1)
     """`asha`, `hyperband`: in rows of the metric."""
     reduction_factor: int = Field(3, ge=2)
-    """`asha`, `hyperband`: one of so many runs is continued."""
+    """`asha`, `hyperband`: one in this many runs is continued."""
     max_resource: int | None = Field(None, ge=1)
     """`hyperband`: in rows of the metric; None: Optuna's `auto`."""
 
@@ -692,22 +692,22 @@ class HoldoutConfig(Section):
 
 
 class SlotsConfig(Section):
-    """How many runs train in parallel, and on which devices and cores."""
+    """Number of parallel runs, and their devices and cores."""
 
     count: int | None = Field(None, ge=1)
-    """Runs at a time, at most `per_gpu` for each device; None: as many as that, or 1 without devices."""
+    """Concurrent runs, at most `per_gpu` for each device; None: that maximum, or 1 without devices."""
     gpus: Literal["auto", "none"] | list[int | str] = "auto"
     """Indices or UUIDs of the devices; `auto`: all of this machine."""
     per_gpu: int = Field(1, ge=1)
     """Slots on each device."""
     cores: Literal["auto", "none"] | list[str | list[int]] = "auto"
-    """Cores of each slot, as in `[0-3, 4-7]`; `auto`: shared out evenly; `none`: not pinned."""
+    """Cores of each slot, as in `[0-3, 4-7]`; `auto`: divided evenly; `none`: not pinned."""
     share: bool = False
     """Whether to use devices that other programs use."""
 
 
 class SlurmConfig(Section):
-    """Runs as Slurm jobs. Options of sbatch are passed on as they are; None: as the cluster decides."""
+    """Runs as Slurm jobs. Options of sbatch are passed unchanged; None: the cluster's default."""
 
     partition: str | None = None
     """Partition of the jobs."""
@@ -716,7 +716,7 @@ class SlurmConfig(Section):
     qos: str | None = None
     """Quality of service."""
     gres: str | None = None
-    """Devices of a run, as in `gpu:a100:1`; None: as `resources.devices` says."""
+    """Devices of a run, as in `gpu:a100:1`; None: from `resources.devices`."""
     time: str | None = None
     """Time limit of a job, as in `2:00:00`; None: from `launch.timeout` with a margin, else the partition's default."""
     sbatch: list[str] = Field(default_factory=list)
@@ -724,15 +724,15 @@ class SlurmConfig(Section):
     setup: Texts = Field(default_factory=list)
     """Shell lines of the batch script before the run, as in `module load cuda`."""
     python: str | None = None
-    """Interpreter for the launcher on the nodes, version 3.9 or newer; None: that of looplab."""
+    """Interpreter for the launcher on the nodes, version 3.9 or newer; None: looplab's."""
     jobs: int = Field(16, ge=1)
-    """Maximum number of jobs at a time, queued ones included; `slots.count` and `--concurrency` take precedence."""
+    """Maximum number of concurrent jobs, including queued ones; `slots.count` and `--concurrency` take precedence."""
     array: bool = True
     """Submit runs that are started together as one job array."""
     lease: Duration = 30.0
-    """Seconds without a heartbeat after which a run is lost if Slurm says that its job is over."""
+    """Seconds without a heartbeat after which a run is lost if its job is over according to Slurm."""
     poll: Duration = 1.0
-    """Seconds between two calls of squeue."""
+    """Seconds between calls of squeue."""
 
 
 class RayConfig(Section):
@@ -741,15 +741,15 @@ class RayConfig(Section):
     address: str = "auto"
     """Address of the cluster, as `ray.init` takes it; `auto`: the cluster of this machine."""
     slots: int = Field(16, ge=1)
-    """Maximum number of runs at a time; `slots.count` and `--concurrency` take precedence."""
+    """Maximum number of concurrent runs; `slots.count` and `--concurrency` take precedence."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom resources of a slot, as Ray names them."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's own description of the environment of the actors, as in `{pip: [looplab]}`."""
     idle: Duration = 60.0
-    """Seconds after which the actor of a slot without runs and without an engine ends itself."""
+    """Seconds after which a slot's actor exits if it has no runs and no engine."""
     folder: str | None = None
-    """Folder on the own disk of each node, for nodes that do not share the lab's disk: runs are executed there and
+    """Folder on each node's local disk, for nodes that do not share the lab's disk: runs are executed there and
     copied back. None: the nodes share the folder of the lab."""
     copy_mb: int = Field(1024, ge=1)
     """`folder`: maximum size of what is copied back for a run, in MB; larger files stay on the node."""
@@ -764,7 +764,7 @@ class ExecutorConfig(PluggableSection):
     slurm: SlurmConfig | None = None
     ray: RayConfig | None = None
     freeze: bool = True
-    """Whether runs that may wait in a queue run from a copy of the code, made when they are handed over."""
+    """Whether runs that may wait in a queue run from a copy of the code, made when they are submitted."""
     environment: list[str] | None = None
     """Variables of the engine that runs on other machines get, by name or pattern (`HF_*`); None: all, except those
     that belong to the machine, the terminal or the login of the engine."""
@@ -796,11 +796,11 @@ class ExecutorConfig(PluggableSection):
 
 
 BUILT_IN_EXECUTORS = ("slurm", "ray")
-"""Executors beside `local` that come with looplab, each with a section of its options."""
+"""Executors other than `local` that come with looplab, each with a section for its options."""
 
 
 class ResourcesConfig(Section):
-    """What each run needs, for executors that choose the place; None: as their own options say."""
+    """What each run needs, for executors that choose the place; None: as set in their own options."""
 
     devices: int | None = Field(None, ge=0)
     """Number of devices."""
@@ -811,7 +811,7 @@ class ResourcesConfig(Section):
     time: Duration | None = None
     """Seconds after which the scheduler ends the run; None: from `launch.timeout`, with a margin."""
     constraints: dict[str, str] = Field(default_factory=dict)
-    """Requirements in the words of the scheduler, by option: `constraint: a100`."""
+    """Scheduler-specific requirements, by option: `constraint: a100`."""
 
 
 class RetryConfig(Section):
@@ -819,9 +819,9 @@ class RetryConfig(Section):
     says (`local`: never)."""
 
     lost: int | None = Field(None, ge=0)
-    """Its machine failed, or nobody observed its end."""
+    """Its machine failed, or its end was not observed."""
     preempted: int | None = Field(None, ge=0)
-    """A scheduler ended it in favour of another job."""
+    """A scheduler stopped it in favour of another job."""
 
     def allowed(self, reason: str, defaults: Mapping[str, int]) -> int:
         """Return the number of further attempts after ends of this reason."""
@@ -839,7 +839,7 @@ class BudgetConfig(Section):
     wall: Duration | None = None
     """Seconds during which an engine runs."""
     device_hours: float | None = Field(None, gt=0)
-    """Hours of devices, or of slots without a device; also written `gpu_hours`."""
+    """Device hours, or slot hours without a device; also spelled `gpu_hours`."""
     usd: float | None = Field(None, gt=0)
     """Total cost of all agents."""
     tokens: int | None = Field(None, ge=1)
@@ -880,9 +880,9 @@ class WandbConfig(Section):
     mode: Literal["online", "offline", "disabled"] = "offline"
     """Whether runs are sent to W&B, kept for later, or not tracked."""
     entity: str | None = None
-    """Team or user; None: as the trainer says."""
+    """Team or user; None: the trainer's setting."""
     project: str | None = None
-    """Project; None: as the trainer says."""
+    """Project; None: the trainer's setting."""
     artifacts: bool = False
     """Whether trainers may upload artifacts."""
     keys: Literal["auto", "none"] | dict[WandbKey, str] = "auto"
@@ -956,7 +956,7 @@ class StageConfig(Section):
     reads: Texts | None = None
     """Sections of the config that it depends on; None: the whole config."""
     ignores: Texts = Field(default_factory=list)
-    """Keys in these sections that do not change its result, such as the size of a batch."""
+    """Keys in these sections that do not change its result, such as a batch size."""
     code: TextsInLab = Field(default_factory=list)
     """Patterns of its source files."""
     files: Texts = Field(default_factory=list)
@@ -1092,7 +1092,7 @@ class StudyConfig(Section):
     holdout: HoldoutConfig | None = None
     proposers: list[ProposerConfig] = Field(default_factory=list)
     mix: Literal["bandit", "order"] = "bandit"
-    """How proposers share the study: by their success so far, or in order, each filling what the ones before leave."""
+    """How proposers share the study: by success so far, or in order, each filling what earlier ones leave open."""
     warm_start: WarmStartConfig | None = None
     probe: ProbeConfig | None = None
     watch: list[WatchRule] = Field(default_factory=list)
@@ -1181,7 +1181,7 @@ class StudyConfig(Section):
 
 
 def derived_study(study: StudyConfig, inherited: Sequence[str], **changed: Any) -> StudyConfig:
-    """Return a study made of another one, of which every field is either changed or inherited by name.
+    """Return a study derived from another one; every field is either changed or inherited by name.
 
     Raises:
         TypeError: A field is in neither, or in both: whoever adds one decides what derived studies do with it.
@@ -1236,7 +1236,7 @@ class LabConfig:
         return StateConfig.of(self.folder, self.state_dir)
 
     def claim_ledger(self) -> Path:
-        """Return the path of the ledger, and make its place that of this lab, for good, if it has none yet."""
+        """Return the path of the ledger; if the lab has none yet, fix its location for good."""
         return claim_state_folder(self.folder, self.state) / LEDGER
 
     @property
@@ -1325,7 +1325,7 @@ def load_lab(folder: Path) -> LabConfig:
 
 
 def read_state_dir(folder: Path) -> str | None:
-    """Return `state_dir` of the lab file, of which nothing else is checked; None: there is none, or no lab file."""
+    """Return `state_dir` of the lab file without checking the rest; None: there is none, or no lab file."""
     path = folder / LAB_FILE
     if not path.exists():
         return None

@@ -1,6 +1,6 @@
 """Where the ledger of a lab is: in `<lab>/.looplab`, or in a folder of a local disk if the lab is on a network disk.
 
-`state_dir` in lab.yaml, or the variable LOOPLAB_STATE_DIR, names a folder in which every lab has a folder of its own.
+`state_dir` in lab.yaml, or the variable LOOPLAB_STATE_DIR, names a folder in which every lab has its own folder.
 The files of the ledger and the locks of its engines are there; run folders and reports stay in the lab. Without either,
 a new ledger of a lab on a network disk goes to the user's own state folder if that is on a local disk.
 
@@ -32,10 +32,10 @@ VARIABLE = "LOOPLAB_STATE_DIR"
 POINTER = "state"
 """File in `.looplab` that says where the ledger is."""
 OWNER = "lab.json"
-"""File in a state folder that says whose it is."""
+"""File in a state folder that names its lab."""
 LEDGER = "ledger.db"
 LEDGER_FILES = (LEDGER, "journal.jsonl", "head")
-"""Files of which each shows that there is a ledger, or was one."""
+"""Files that each show that there is or was a ledger."""
 MAX_BYTES = 1 << 16
 """Size limit of the pointer and the owner file."""
 
@@ -141,7 +141,7 @@ def make_state_folder(lab: Path, folder: Path) -> dict[str, Any]:
 
 
 def set_pointer(lab: Path, folder: Path) -> None:
-    """Make another folder, which exists, the place of the lab's ledger."""
+    """Make another existing folder the location of the lab's ledger."""
     if folder == home(lab):
         (home(lab) / POINTER).unlink(missing_ok=True)
     else:
@@ -176,7 +176,7 @@ def _pointed(lab: Path, pointer: dict[str, Any]) -> Path:
 
 
 def _free_folder(lab: Path, parent: Path, *, reuse: bool = False) -> Path:
-    """Return the first folder in `parent` that belongs to this lab or to nobody.
+    """Return the first folder in `parent` that belongs to this lab or to no lab.
 
     Args:
         reuse: Return it even if it has a ledger, to which the lab does not point.

@@ -1,4 +1,4 @@
-"""Proposers: who decides what is tried next, and the models behind them.
+"""Proposers, which decide what to try next, and their models.
 
 How to read the search, from the data to the proposal:
 

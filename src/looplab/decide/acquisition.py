@@ -3,7 +3,7 @@
 Deliberately small: numpy, scipy, at most a few hundred points. Objective values are warped first, so that a few
 terrible runs do not hide the differences between good ones. The noise variance is learnt, and the incumbent is the best
 posterior mean, not the luckiest run. A second process models where runs fail. With pending points, the expected
-improvement is averaged over draws of what they may turn out to be ("fantasies"), so that proposals made together
+improvement is averaged over draws of what they may turn out to be ("fantasies"), so that proposals of one batch
 differ. Earlier studies of the same knobs are a prior mean, as far as they rank the points of this study. Given the same
 points and the same random state, every process draws the same candidates.
 """
@@ -33,7 +33,7 @@ N_GLOBAL, N_LOCAL = 256, 256
 N_TOP = 6
 """Best points, and in each refinement round best candidates, that are perturbed."""
 MAX_ENUMERATED = 1024
-"""Points of a finite space up to which all of them are candidates."""
+"""Maximum size of a finite space for which all points are candidates."""
 N_REFINEMENTS, N_REFINED = 4, 64
 """Rounds of local refinement, each with a smaller step width, and candidates per round."""
 N_FEASIBILITY_SAMPLES = 16
@@ -42,7 +42,7 @@ WEIGHT_CONCENTRATION = 0.3
 """Dirichlet parameter of the random weights of several objectives: below 1, one objective often outweighs the others,
 so that the ends of the front are found too."""
 N_SCALARIZED = 32
-"""Draws of several objectives over which the improvement of their scalarization is averaged."""
+"""Number of draws over which the improvement of a scalarization of several objectives is averaged."""
 
 
 def log_expected_improvement(mean: Array, sd: Array, best: float | Array) -> Array:

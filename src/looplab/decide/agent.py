@@ -3,8 +3,8 @@
 A call takes minutes, so it runs in its own thread while the engine continues. Questions and answers are recorded in the
 ledger; an answer that arrived while the engine crashed is read from the agent's log instead of being asked for again.
 Each proposal of an answer is checked as the engine would check it, without writing anything. If all are refused, the
-agent is asked again with the reasons, a few times. A failed call is retried with exponential backoff. After too many
-refusals or failures the agent gives up: other proposers or a stand-in search take over, and it is asked again for the
+agent is called again with the reasons, a few times. A failed call is retried with exponential backoff. After too many
+refusals or failures the agent gives up: other proposers or a stand-in search take over, and it is called again for the
 next iteration.
 """
 
@@ -127,7 +127,7 @@ class Ask:
     cli: str
     """codex | claude | command"""
     runs_at_most: int
-    """The number of proposals that would be asked for."""
+    """The number of proposals that would be requested."""
 
 
 class AgentProposer:
@@ -145,7 +145,7 @@ class AgentProposer:
         Args:
             left: Returns the remaining budget in words.
             wake: Called from the thread of a call when it has finished.
-            check: Returns why a proposal would be rejected; None: only the guard is asked.
+            check: Returns why a proposal would be rejected; None: only the guard checks it.
             report: Called for every failed call and every refused answer.
             stand_in: Returns the proposer that takes over after the agent gave up; None if there is none.
             tell: Called with a kind (`note` or `alarm`) and a sentence about files that were changed.
@@ -222,7 +222,7 @@ class AgentProposer:
         return proposals if proposals or self.thinking else self._propose_instead(study, n)
 
     def close(self) -> None:
-        """Stop the agent; what it answered until then is in its log."""
+        """Stop the agent; its answer so far is in its log."""
         self._stop.set()
         if self._call is not None and self._call.thread is not None:
             self._call.thread.join()
@@ -266,7 +266,7 @@ class AgentProposer:
         except Exception as error:
             if is_environmental(error):
                 raise
-            call.error = f"it cannot be asked: {describe_error(error)}"
+            call.error = f"it cannot be called: {describe_error(error)}"
         limits = self._limits(account_of(study))
         event = AgentAskedEvent(
             call=call.id, log=call.log.name, n=n, attempt=attempt, parent=call.parent, cli=self._spec.cli
@@ -302,7 +302,7 @@ class AgentProposer:
         try:
             search = self._search()
             belief = search.believe(study) if search is not None else None
-        except Exception as error:  # the agent is asked without it
+        except Exception as error:  # the agent is called without it
             if is_environmental(error):
                 raise
             return []
@@ -390,11 +390,11 @@ class AgentProposer:
             return proposals
         why = "; ".join(refused)
         if call.attempt < self._settings.tries and not self._stop.is_set():
-            self._report(call.id, f"its answer is refused: {why}", f"asked again, try {call.attempt + 1}")
+            self._report(call.id, f"its answer was rejected: {why}", f"called again, try {call.attempt + 1}")
             self._ask(study, call.n, call.attempt + 1)
         else:
             self._give_up(f"no legal proposal after {call.attempt} tries: {why}", clock.now())
-            self._report(call.id, f"its answer is refused: {why}", f"gave up after {call.attempt} tries")
+            self._report(call.id, f"its answer was rejected: {why}", f"gave up after {call.attempt} tries")
         return []
 
     def _count_failure(self, call: str, why: str, times: int, at: float) -> None:
@@ -402,7 +402,7 @@ class AgentProposer:
         self._failures = times
         self._ask_at = at + self._backoff(times)
         self._retrying = times <= self._settings.call_retries
-        wait = f"asked again in {self._backoff(times):.3g} s"
+        wait = f"called again in {self._backoff(times):.3g} s"
         if not self._retrying:
             calls = "one call" if times == 1 else f"{times} calls in a row"
             self._give_up(f"{calls} failed: {why}", at)
@@ -611,7 +611,7 @@ def edits_of(draft: DraftProposal, config: dict[str, Any], guard: Guard | None) 
         LabError: The draft is a region.
     """
     if draft.region:
-        raise LabError("a region can be proposed by an agent of the study only; name values instead")
+        raise LabError("only an agent of the study can propose a region; name values instead")
     if draft.partial is None:
         return draft.edits
     edits = edits_from_partial(draft.partial, config)
@@ -699,12 +699,12 @@ def _parse_region(region: Any) -> dict[str, list[Any]]:
 
 
 def _fixed_by(edits: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the edits beside a region as a region of one value each."""
+    """Return the edits that accompany a region as a region of one value each."""
     fixed = {}
     for text in edits:
         edit = parse_edit(text)
         if edit.op is not Op.SET:
-            raise LabError(f"{text}: beside a region, an edit must set a value")
+            raise LabError(f"{text}: together with a region, an edit must set a value")
         is_number = isinstance(edit.value, int | float) and not isinstance(edit.value, bool)
         fixed[edit.path] = [edit.value, edit.value] if is_number else [edit.value]
     return fixed

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 GP_STARTUP = (6, 4, 16)
 """The same for looplab's own Gaussian process: the minimum, how many more than there are knobs, and the maximum."""
 MAX_GP_POINTS = 300
-"""Points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the process is
-fitted to a subset of this size."""
+"""Number of points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the
+process is fitted to a subset of this size."""
 MIN_STARTUP = 4
 """The fewest measured points before the model is used, if there are earlier studies."""
 MAX_FROM_EARLIER = 2
@@ -90,7 +90,7 @@ class AutoSampler:
         yield from self._tpe(count, points, refused)
 
     def has_model(self, points: Sequence[SearchPoint]) -> bool:
-        """Return whether the Gaussian process is used for so many points."""
+        """Return whether the Gaussian process is used for this many points."""
         return len(points) <= MAX_GP_POINTS or not self._with_optuna
 
     def is_allowed(self, params: Params) -> bool:
@@ -111,7 +111,7 @@ class AutoSampler:
         best: dict[tuple[Any, ...], Drawn] = {}
         for i in predicted.argsort(kind="stable"):
             params = measured[i].params
-            best.setdefault(params_key(params), Drawn(params, "the best config of earlier studies of these knobs"))
+            best.setdefault(params_key(params), Drawn(params, "the best config of earlier studies with these knobs"))
             if len(best) >= MAX_FROM_EARLIER:
                 break
         return list(best.values())
@@ -130,7 +130,7 @@ class AutoSampler:
             for _ in range(MAX_DRAWS):
                 u = rng.random_sample((1, len(self._axes)))
                 (row,) = space.snap(region.clip(region.low + u * (region.high - region.low), rng))
-                yield Drawn(space.to_params(row), "a random point of the region")
+                yield Drawn(space.to_params(row), "a random point in the region")
 
         return draw
 

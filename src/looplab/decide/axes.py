@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Params = dict[str, Any]
 """A point as a sampler sees it: a number, or the index of a choice, for each path."""
 MAX_STEPS = 1_000
-"""Steps of a knob beyond which it is searched as continuous and rounded."""
+"""Number of steps of a knob beyond which it is searched as continuous and rounded."""
 DIGITS = 6
 """Significant digits of a drawn number."""
 

@@ -1,7 +1,7 @@
 """The contract of proposers, which look at a study and propose what to try next.
 
 A proposer only proposes: the guard checks every proposal, the engine runs those that pass, and both are recorded. After
-a crash, a proposer may be asked again for proposals that it has made already.
+a crash, a proposer may be asked again for proposals that it has already made.
 """
 
 from __future__ import annotations

@@ -29,11 +29,11 @@ N_BEST = 3
 N_UNCERTAIN = 3
 """Places that are named as most uncertain."""
 N_PLACES = 256
-"""Random places among which they are looked for."""
+"""Number of random points that are searched for them."""
 MIN_FAILED = 2
-"""Failed points from which it is said where runs fail."""
+"""Minimum number of failed points before the regions of failure are described."""
 N_SLICES = 12
-"""Knobs along which the belief is drawn, those that matter most."""
+"""Maximum number of knobs whose belief is drawn; those that matter most."""
 N_ALONG = 41
 """Values along a knob."""
 DIGITS = 4
@@ -57,7 +57,7 @@ class BelievedPoint:
     measured: float
     """Their mean objective."""
     is_pending: bool = False
-    """Whether it is being run once more."""
+    """Whether it is being repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def believe(
     earlier: Sequence[str],
     detail: bool = True,
 ) -> StudyBelief | None:
-    """Return what the model believes; None before it has as many points as it is used from."""
+    """Return what the model believes; None while it has too few points to be used."""
     import numpy as np
 
     if sum(point.known for point in points) < sampler.startup or not any(point.runs for point in points):

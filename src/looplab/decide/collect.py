@@ -18,7 +18,7 @@ from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView
 
 MIN_EARLIER = 5
-"""Measured points from which an earlier study is used."""
+"""Minimum number of measured points for an earlier study to be used."""
 MAX_EARLIER_POINTS = 100
 """Points of an earlier study that are used."""
 INFEASIBLE_RULES = {"constraint", "derive", "normalise"}
@@ -26,7 +26,7 @@ INFEASIBLE_RULES = {"constraint", "derive", "normalise"}
 
 
 class PointCollector:
-    """Reads the points of a study from its ledger and its history; what a run says is worked out once."""
+    """Reads the points of a study from its ledger and its history; each run is processed once."""
 
     def __init__(
         self,

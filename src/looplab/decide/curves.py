@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 def extrapolate(finished: Sequence[Curve], stopped: Sequence[Curve]) -> list[Estimate | None]:
-    """Return what each stopped run would have measured at its end; None: nothing can be said.
+    """Return what each stopped run would have measured at its end; None: unknown.
 
     Lower values are better.
     """

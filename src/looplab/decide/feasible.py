@@ -1,9 +1,9 @@
-"""Repair of infeasible draws: move points that the guard refuses to points that it allows.
+"""Repair of infeasible draws: move points that the guard rejects to points that it accepts.
 
 If a constraint couples several knobs, such as a product with an upper bound, nearly all independent draws may be
 refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random order,
 is moved towards its drawn value as far as the guard allows, given the others. Only knobs on which the refusal depends
-are moved. The guard is asked about every step, so a repaired draw is always legal.
+are moved. The guard checks every step, so a repaired draw is always legal.
 
 Where most of the space is refused, repaired draws are also a pool: the knobs that constraints couple are taken from it
 together, all others are free, so that a candidate is legal by construction.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BISECTIONS = 6
 """Bisection steps to the end of the legal part of an axis; 6 locate it to 1/64 of the axis."""
 POOL = 48
-"""Legal combinations of the coupled knobs that candidates are made of."""
+"""Legal combinations of the coupled knobs, from which candidates are built."""
 SWEEPS = 2
 """Coordinate sweeps over a space-filling draw; later sweeps use the new values of the other axes."""
 

@@ -7,7 +7,7 @@ value is combined with its own extrapolation; chosen is the largest expected imp
 finished run. What ASHA promotes is continued before a new config is started. Instead of the model, ranks alone can
 decide: ASHA, Hyperband or successive halving (`rungs`).
 
-A continuation is a run of its own, whose parent is the run so far. It is proposed once for each stopped run, whatever
+A continuation is a separate run, whose parent is the run so far. It is proposed once for each stopped run, whatever
 dies, since its source is an idempotency key. Without checkpoints runs are only stopped, by a pruner.
 """
 
@@ -144,8 +144,8 @@ class FidelityProposer:
         restarted = next((one.run.id for one in ended if one.restarted), None)
         if restarted is not None:
             self.problem = (
-                f"nothing is continued: run {restarted} began with its first step again, although it was started from "
-                "a checkpoint; let the trainer resume its step, or remove `fidelity`"
+                f"no run is continued: run {restarted} started again at its first step, although it had a checkpoint "
+                "to resume from; let the trainer resume its step, or remove `fidelity`"
             )
             return self._new(study, n)
         by = self._by_model if self._settings.scheduler == "model" else self._by_rank

@@ -73,7 +73,7 @@ class FidelityModel:
         return list(log_expected_improvement(mean, np.sqrt(np.maximum(variance, 1e-10)), best))
 
     def _own_values(self, kernel: KernelParams, x: Array, observed: Observations) -> tuple[Array, Array]:
-        """Return mean and variance of the final value of each point's own run, given all that was measured.
+        """Return mean and variance of the final value of each point's own run, given all measurements.
 
         What the other points say about it (leave-one-out) and its own extrapolated value are independent estimates.
         """

@@ -18,7 +18,7 @@ from looplab.decide.points import SearchPoint
 from looplab.decide.space import Array, SearchSpace
 
 MAX_COST_RATIO = 100.0
-"""Largest factor by which the predicted cost of two points is taken to differ."""
+"""Largest factor by which the predicted costs of two points may differ."""
 FAILURE_VARIANCE = 0.05
 """Variance added to the failure model, so that failed neighbours alone never rule a point out."""
 FAILURE_WINDOW = 10

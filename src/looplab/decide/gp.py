@@ -1,4 +1,4 @@
-"""A small Gaussian process: a Matérn 5/2 kernel with one lengthscale an axis, fitted by maximum a posteriori."""
+"""A small Gaussian process: a Matérn 5/2 kernel with one lengthscale per axis, fitted by maximum a posteriori."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOISE_PRIOR = (0.02, 1.5)
 REFIT_GROWTH = 0.1
 """Kernel parameters are refitted when the number of points has grown by this share."""
 MAX_FIT_POINTS = 128
-"""Points to which kernel parameters are fitted; an evenly spaced subset is taken from more."""
+"""Maximum number of points to fit kernel parameters to; beyond it, an evenly spaced subset is used."""
 JITTER = 1e-6
 """Noise variance of a draw, as a share of the signal variance; without it, rounding makes covariances indefinite."""
 

@@ -31,7 +31,7 @@ TURN = 10
 AGENT_SHARE = 0.3
 """Largest share of an agent in the proposals until it has earned more."""
 MIN_DECIDED = 5
-"""Decided runs from which an agent can have earned more: as large a share as its weight, if none has a larger one."""
+"""Minimum number of decided runs before an agent's share can grow to its weight, if no proposer has a larger one."""
 CRASHED = ("failed", "timeout", "lost")
 """Statuses of crashed runs."""
 
@@ -176,7 +176,7 @@ def _interleave(received: Mapping[int, Sequence[Proposal]], order: Sequence[int]
 
 
 def credit(study: StudyView, names: Sequence[str] | None = None) -> dict[str, Credit]:
-    """Return the record of each proposer; None: of all that have proposed anything."""
+    """Return the record of each proposer; None: all that have proposed anything."""
     proposals = study.proposals_by_proposer()
     names = tuple(names if names is not None else proposals)
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -239,5 +239,5 @@ def _outcomes(study: StudyView) -> list[tuple[str, str]]:
         outcomes[run.id] = outcome
     for run in sorted(runs, key=lambda run: run.n, reverse=True):
         if run.role == Role.CONTINUATION and run.parent in outcomes:
-            outcomes[run.parent] = outcomes[run.id]  # what became of the whole training
+            outcomes[run.parent] = outcomes[run.id]  # the outcome of the whole training
     return [(run.proposer, outcomes[run.id]) for run in runs if run.role == Role.TRIAL]

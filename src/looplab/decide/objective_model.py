@@ -15,11 +15,11 @@ from looplab.decide.points import SearchPoint
 from looplab.decide.space import Array
 
 N_FANTASIES = 16
-"""Joint draws of the objective at the pending points, over which the expected improvement is averaged."""
+"""Number of joint draws at the pending points over which the expected improvement is averaged."""
 RANKING_DRAWS = 128
-"""Draws of predictions by which earlier studies are weighted."""
+"""Number of prediction draws for weighting earlier studies."""
 MIN_RANKED = 4
-"""Measured points from which earlier studies are weighted by how well they rank them."""
+"""Minimum number of measured points for weighting earlier studies by how well they rank them."""
 
 
 class EarlierStudies:

@@ -15,9 +15,9 @@ from looplab.decide.points import SearchPoint
 from looplab.decide.space import Array
 
 MIN_FINALS = 3
-"""Measured points from which the scale of values is estimated; with fewer, those of stopped runs count too."""
+"""Minimum number of measured points to estimate the scale of values; with fewer, those of stopped runs count too."""
 UNKNOWN_VARIANCE = 1e6
-"""Variance of a final value about which nothing can be said."""
+"""Variance of an unknown final value."""
 MAX_LOG = 50.0
 """Largest logarithm that is undone when a prediction is turned back into the objective."""
 

@@ -27,8 +27,8 @@ LOCAL_PERIOD = 3
 INITIAL_STEP, MIN_STEP = 0.25, 0.03
 """Standard deviation of such a step, as a share of the axis: at the start of the study, and its lower limit."""
 REPAIR_AFTER = 8
-"""Rejected draws after which further draws are repaired, and Optuna's Gaussian process, which is slow and keeps
-drawing near the same point, is replaced by TPE."""
+"""Number of rejected draws after which further draws are repaired, and Optuna's Gaussian process, which is slow and
+keeps drawing near the same point, is replaced by TPE."""
 NAMES = {"tpe": "TPE", "cmaes": "CMA-ES", "gp": "a Gaussian process"}
 
 

@@ -1,6 +1,6 @@
 """Several objectives: dominance, the Pareto front, and the hypervolume that it dominates.
 
-A point is a tuple of values of which smaller is better; `signed` turns objectives that are maximized around.
+A point is a tuple of values for which smaller is better; `signed` negates objectives that are maximized.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Values = tuple[float, ...]
 
 
 def signed(values: Sequence[float], goals: Sequence[str]) -> Values:
-    """Return values of which smaller is better."""
+    """Return values for which smaller is better."""
     return tuple(-value if goal == "max" else value for value, goal in zip(values, goals, strict=True))
 
 
@@ -50,6 +50,6 @@ def hypervolume(points: Sequence[Values], reference: Values) -> float:
 
 
 def reference_point(points: Sequence[Values]) -> Values:
-    """Return the worst value of each objective, a tenth of its range further: where a hypervolume is measured from."""
+    """Return the reference point of the hypervolume: the worst value of each objective plus a tenth of its range."""
     columns = list(zip(*points, strict=True))
     return tuple(max(column) + 0.1 * ((max(column) - min(column)) or abs(max(column)) or 1.0) for column in columns)

@@ -30,7 +30,7 @@ from looplab.ledger.view import RunRow, StudyView
 MAX_REJECTED = 3
 """Proposals for one generation of a member that may be rejected before the member is given up."""
 MAX_DRAWS = 32
-"""Draws of changed knobs, of which the first that the guard allows is proposed."""
+"""Number of draws of changed knobs; the first that the guard accepts is proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class PbtProposer:
             edits: tuple[str, ...] = ()
             if copied:
                 edits = self._explore(donor.config, rng)
-                why = f"member {member.index + 1} continues from run {donor.run.id}, one of the best, with other knobs"
+                why = f"member {member.index + 1} continues from run {donor.run.id}, one of the best, with new knobs"
             else:
                 why = f"member {member.index + 1} continues"
             until: float | None = donor.curve[-1][0] + self._settings.interval

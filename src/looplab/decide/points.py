@@ -20,7 +20,7 @@ class SearchPoint:
     values: list[float] = field(default_factory=list)
     """The objective of each run that measured one."""
     curves: list[Curve] = field(default_factory=list)
-    """The curves of such runs, as far as they are known."""
+    """The known curves of such runs."""
     stopped: list[Curve] = field(default_factory=list)
     """The curves of runs that were stopped before their end."""
     crashes: int = 0
@@ -62,7 +62,7 @@ class SearchPoint:
         return self.value is not None or self.partial is not None
 
     def of_other(self, k: int) -> SearchPoint:
-        """Return the point with a further objective in the place of the objective."""
+        """Return the point with a further objective in place of the objective."""
         values = [others[k] for others in self.others]
         return SearchPoint(self.params, [value for value in values if value is not None])
 

@@ -107,7 +107,7 @@ def read_template(path: Path | None) -> str:
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
     except ValueError as error:
-        raise LabError(f"the prompt has a brace that is not closed: {error}", file=path,
+        raise LabError(f"the prompt has an unclosed brace: {error}", file=path,
                        hint="write {{ and }} for literal braces") from error  # fmt: skip
     unknown = sorted(names - FIELDS)
     if unknown:
@@ -156,9 +156,9 @@ def render_prompt(
         "rejected": "\n".join(_rejected(record)) or "- none",
         "budget": budget,
         "said": notes_section(record),
-        "model": _section("What a Gaussian process over all runs believes", model, 4 * MAX_TEXT),
+        "model": _section("Beliefs of a Gaussian process over all runs", model, 4 * MAX_TEXT),
         "verdicts": _section("Outcome of your latest proposals (newest last)", _verdicts(record, outputs)),
-        "refused": _section("Why your earlier answers were refused", refused, 2 * MAX_TEXT),
+        "refused": _section("Why your earlier answers were rejected", refused, 2 * MAX_TEXT),
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
         "answer": _answer(n, answer),
     }  # fmt: skip
@@ -182,7 +182,7 @@ def _answer(n: int, path: str) -> str:
         "If you know where to look but not the values, name a region: "
         '{"edits": [], "region": ["train.learning_rate=[1e-4, 1e-3]", "train.schedule=[\\"cosine\\"]"], …}. '
         "An optimizer then chooses the point in these ranges (and among these choices) that promises most; knobs that "
-        "you do not name are free. Edits beside a region must set a value."
+        "you do not name are free. Edits together with a region must set a value."
     )
 
 
@@ -194,7 +194,7 @@ def _section(title: str, lines: Sequence[str], max_length: int | None = None) ->
 
 def notes_section(record: StudyView) -> str:
     """Return people's notes to agents as a section of the prompt; an empty string if there are none."""
-    return _section("Notes from the people of this lab (newest last)", record.said(), MAX_NOTE)
+    return _section("Messages from the people of this lab (newest last)", record.said(), MAX_NOTE)
 
 
 def _rejected(record: StudyView) -> list[str]:

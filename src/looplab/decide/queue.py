@@ -29,7 +29,7 @@ KEYS = {"edits", "reason", "hypothesis", "parent"}
 PORTION = 200
 """Maximum number of proposals recorded in one transaction."""
 LARGE = 1 << 15
-"""Bytes beyond which a file is parsed in a thread; YAML takes about 10 µs a byte."""
+"""File size in bytes above which it is parsed in a thread; YAML takes about 10 µs per byte."""
 
 Entry = tuple[Proposal, str]
 """A proposal and its source, under which it is recorded only once."""

@@ -237,7 +237,7 @@ class RulesProposer:
         elif not ruling.changes:
             why = f"changes nothing on run {run}: " + "; ".join(unchanged or ruling.notes)
         elif (digest := _hash(ruling.config)) in tried:
-            why = f"leads from run {run} to a config that was tried already or is planned"
+            why = f"leads from run {run} to a config that was already tried or is planned"
         else:
             tried.add(digest)
             texts, source = tuple(map(str, edits)), f"{NAME}:{run}:{candidate.key}"
@@ -246,7 +246,7 @@ class RulesProposer:
         return None
 
     def _explain_silence(self, ended: Sequence[PastRun], reasons: NoProposalReasons) -> str | None:
-        """Return why nothing is proposed, with one example per rule; None if an error already says so."""
+        """Return why nothing is proposed, with one example per rule; None if an error already explains it."""
         parts = []
         false_runs: set[str] = set()
         n_false = 0
@@ -270,7 +270,9 @@ class RulesProposer:
         if not any(past.run.role in DECIDED for past in ended):
             return "no run has ended yet"
         return (
-            "every ended run has already led to its proposals" if self._rules or self._decide else "there are no rules"
+            "every finished run has already led to its proposals"
+            if self._rules or self._decide
+            else "there are no rules"
         )
 
 
@@ -425,9 +427,9 @@ def _why_resting(rule: Rule, view: _StudyView) -> str | None:
     if last is None or not (rule.once or rule.cooldown):
         return None
     if rule.once:
-        return "fires only once and has done so"
+        return "fires only once and has already fired"
     next_round = last + rule.cooldown + 1
-    return f"fired in round {last} and rests until round {next_round}" if view.round < next_round else None
+    return f"fired in round {last} and cannot fire until round {next_round}" if view.round < next_round else None
 
 
 def _reason(rule: Rule, names: MetricNames) -> str:

@@ -28,7 +28,7 @@ def make_sampler(
     """Return the sampler that the settings name.
 
     Args:
-        further: Objectives beside the first; only `auto` uses them.
+        further: Objectives after the first; only `auto` uses them.
         earlier: Returns the points of earlier studies; only `auto` uses them.
     """
     if settings.sampler == "grid":

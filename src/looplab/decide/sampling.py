@@ -1,4 +1,4 @@
-"""What samplers are: streams of draws. Also the draws that need no model: uniform ones, a Sobol sequence, a grid."""
+"""Samplers as streams of draws, and the samplers that need no model: uniform, Sobol sequence, grid."""
 
 from __future__ import annotations
 

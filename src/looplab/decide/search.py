@@ -1,9 +1,9 @@
-"""The search proposer: black-box optimization over the knobs, which learns from every run whoever proposed it.
+"""The search proposer: black-box optimization over the knobs that learns from every run, whoever proposed it.
 
 It is stateless: each proposal is sampled from the runs in the ledger with a random state seeded by the study's seed and
 the number of proposals so far, so a new engine continues exactly as the old one would have. Runs of the same point are
 averaged; points that crashed are infeasible; runs that were stopped early count as far as they got; unfinished points
-are pending, so that proposals made together differ.
+are pending, so that proposals of one batch differ.
 Points that the guard would reject are never proposed and cost no run.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from looplab.decide.belief import BelievedPoint, StudyBelief
 
 MAX_REPEATS = 3
-"""How often the config that the model believes in is repeated at most."""
+"""Maximum number of repeats of the config that the model believes in."""
 
 
 class SearchProposer:
@@ -103,7 +103,7 @@ class SearchProposer:
         return self._sample_proposals(study, n)
 
     def spread(self, study: StudyView, n: int, besides: Sequence[Proposal] = ()) -> list[Proposal]:
-        """Return proposals that fill the space, whatever was measured; without `auto`, those of the sampler.
+        """Return space-filling proposals, whatever was measured; without `auto`, those of the sampler.
 
         Args:
             besides: Proposals that are made together with them, whose configs are not proposed again.
@@ -162,7 +162,7 @@ class SearchProposer:
         count = study.count_proposals()
         proposal = self._sample_proposal(count, points, taken, self._sampler.inside(bounds))
         if proposal is None:
-            raise LabError(self.problem or "nothing new is legal in this region")
+            raise LabError(self.problem or "no new point in this region is legal")
         return proposal
 
     def _bounds(self, region: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
@@ -227,7 +227,7 @@ class SearchProposer:
         return believe_before(self.axes, self._sampler, self._earlier_names(), self._earlier_points(), self._goal)
 
     def repeat_due(self, study: StudyView) -> BelievedPoint | None:
-        """Return the config that the model believes in if it should be run once more; else None.
+        """Return the config that the model believes in if it should be repeated; else None.
 
         The first repetition is always worth its run: with a fixed seed, nothing else shows the noise. Where repeated
         runs measured exactly the same, or differ less than the model doubts, there are no others.
@@ -266,7 +266,7 @@ class SearchProposer:
         assert self._sampler is not None
         sampler = sampler or self._sampler
         refused: list[SearchPoint] = []
-        why = "every draw was a point that has been tried"
+        why = "every draw was already tried"
         n_rejected = 0
         for trial, (params, basis, spread) in enumerate(itertools.islice(sampler(count, points, refused), MAX_DRAWS)):
             if n_rejected >= REPAIR_AFTER and self._settings.sampler != "grid":  # most of the space is infeasible
@@ -274,7 +274,7 @@ class SearchProposer:
                 params = self._repairer.repair(params, rng, spread=spread) or params
             edits, ruling = self._rule(params)
             if ruling.config is None:
-                why = f"the guard refused the last draw: {ruling.problems[0].message}"
+                why = f"the guard rejected the last draw: {ruling.problems[0].message}"
                 n_rejected += 1
                 refused.append(SearchPoint(params, crashes=1))
                 continue
@@ -286,7 +286,7 @@ class SearchProposer:
             points.append(SearchPoint(self._collector.to_params(ruling.config) or params, pending=1))
             return Proposal(tuple(map(str, edits)), basis, self.name)
         if self._settings.sampler == "grid":
-            why = "the grid is exhausted: every point has been tried or is refused by the guard"
+            why = "the grid is exhausted: every point has been tried or is rejected by the guard"
         self.problem = f"nothing new to try: {why}"
         return None
 
@@ -296,7 +296,7 @@ class SearchProposer:
         return self._rule(params)[1].problems
 
     def _rule(self, params: Params) -> tuple[list[Edit], Ruling]:
-        """Return the edits of a point and what the guard says; knobs that are not used there are not edited."""
+        """Return the edits of a point and the guard's ruling; knobs that are not used there are not edited."""
         edits = self._edits(params)
         while True:
             ruling = self._guard.check(self._base, edits)

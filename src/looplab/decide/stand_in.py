@@ -18,7 +18,7 @@ from looplab.guard.guard import Guard, Problem
 from looplab.ledger.view import StudyView
 
 MAX_DRAWS = 64
-"""Steps that are tried before there is nothing to propose."""
+"""Number of steps that are tried before giving up."""
 STEP = 0.1
 """Standard deviation of a step, as a share of the axis."""
 

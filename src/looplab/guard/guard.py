@@ -183,7 +183,7 @@ class Guard:
 
     def _finish(self, case: _Case, edited: Sequence[ConfigChange]) -> Ruling:
         self._settle(case)
-        self._check_all(case, "in the parent already")
+        self._check_all(case, "already in the parent")
         self._check_used(case, edited)
         for constraint in self._constraints:
             self._check_constraint(case, constraint)
@@ -502,7 +502,7 @@ def _topological_order(rules: list[_Rule]) -> list[_Rule]:
         return [by_target[target] for target in TopologicalSorter(needs).static_order()]
     except CycleError as error:
         cycle = " → ".join(reversed(error.args[1]))
-        raise LabError(f"derived keys need each other: {cycle}", hint="break the cycle") from None
+        raise LabError(f"derived keys depend on each other: {cycle}", hint="break the cycle") from None
 
 
 def _reads(expression: Expression, keys: set[str]) -> bool:

@@ -82,9 +82,9 @@ class KnobSection(Section):
         if self.log and (self.low is None or self.low <= 0):
             raise ValueError("log needs a low above 0")
         if self.log and self.step is not None:
-            raise ValueError("log and step do not go together; remove one")
+            raise ValueError("log and step exclude each other; remove one")
         if self.choices is not None and limits:
-            raise ValueError(f"choices and {limits[0]} do not go together; remove one")
+            raise ValueError(f"choices and {limits[0]} exclude each other; remove one")
         return self
 
 

@@ -114,10 +114,8 @@ def check_files(version: Path) -> list[GateFinding]:
             if name == ".git":
                 found.append(GateFinding(False, "files", f"{where} is a nested repository: remove it"))
             elif path.is_symlink() and not real_path(path).is_relative_to(version.resolve()):
-                found.append(
-                    GateFinding(False, "files", f"{where} is a link that leads out of the version: copy the file")
-                )
-    return found or [GateFinding(True, "files", "nothing leads out of the version")]
+                found.append(GateFinding(False, "files", f"{where} is a link out of the version: copy the file"))
+    return found or [GateFinding(True, "files", "no link leads out of the version")]
 
 
 def check_artifacts(version: Path, patterns: Sequence[str]) -> list[GateFinding]:
@@ -272,7 +270,7 @@ def evaluate(evaluation: Evaluate, variables: Mapping[str, str | Path], lab: Pat
         if not problem:
             write_atomic(log.with_suffix(".json"), dump_json(data))
     if problem:
-        return GateFinding(False, "evaluation", f"the frozen evaluation left no result: {problem}")
+        return GateFinding(False, "evaluation", f"the frozen evaluation wrote no result: {problem}")
     value = value_at(data, evaluation.metric)
     if not _is_number(value):
         return GateFinding(

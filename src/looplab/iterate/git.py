@@ -49,7 +49,7 @@ class Repo:
         return [line[3:] for line in found.split("\0") if line and CACHE not in line]
 
     def contains(self, commit: str) -> bool:
-        """Whether the lab's branch contains a commit."""
+        """Return whether the lab's branch contains a commit."""
         return git(self.lab, "merge-base", commit, "HEAD", ok=True) == commit
 
     def merge(self, commit: str, message: str) -> None:
@@ -157,7 +157,7 @@ class Worktree:
         return self.git("rev-parse", "HEAD")
 
     def changed_outside(self, base: str, folder: str, ignore: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
-        """Return what differs from a commit outside of a folder of the lab, as paths in the repository.
+        """Return what differs from a commit outside a folder of the lab, as paths in the repository.
 
         Args:
             base: The commit.

@@ -110,7 +110,7 @@ def _checks(settings: IterateConfig, document: str) -> list[str]:
     checks += [f"a non-empty file matches {{version}}/{pattern}" for pattern in settings.artifacts]
     checks += [f"{{version}}/{pattern} was written by a training that you submitted" for pattern in settings.trained]
     checks += [f"{gate.key} in {{version}}/{gate.file} is within its bounds" for gate in settings.values]
-    checks.append("nothing outside of {version}/ was changed")
+    checks.append("nothing outside {version}/ was changed")
     if settings.schedule:
         checks.append(
             f"every value declared in {{version}}/{settings.schedule.declared} is reached in {settings.schedule.trace}"

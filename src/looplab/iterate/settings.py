@@ -107,7 +107,7 @@ class ValueGate(Section):
     @model_validator(mode="after")
     def _has_a_bound(self) -> ValueGate:
         if self.at_least is None and self.at_most is None:
-            raise ValueError("at_least, at_most or both are needed")
+            raise ValueError("set at_least, at_most or both")
         return self
 
 

@@ -77,7 +77,7 @@ def judge(
     elif high <= smallest or effect <= 0:
         verdict, why = Verdict.DISCARD, f"Not better: {evidence}."
     else:
-        verdict, why = Verdict.INCONCLUSIVE, f"Not proved: {evidence}."
+        verdict, why = Verdict.INCONCLUSIVE, f"Not proven: {evidence}."
     return VersionRuling(verdict, why, name, effect, low, high, p, alpha, n)
 
 

@@ -125,7 +125,7 @@ class Iteration:
         for number in range(start, end + 1):
             last = self.ledger.history().last(number)
             if last is not None and last.end == "merged":
-                self.tell(f"v{number} exists already ({last.branch})")
+                self.tell(f"v{number} already exists ({last.branch})")
                 continue
             if last is None or last.end is None or last.ended < since:
                 last = self._version(number)
@@ -157,7 +157,7 @@ class Iteration:
         if (self.lab / self.settings.experiments / f"v{number}").exists():
             hint = "start after it, or remove it"
             raise LabError(
-                f"{self.settings.experiments}/v{number} exists already, and looplab did not create it", hint=hint
+                f"{self.settings.experiments}/v{number} already exists, and looplab did not create it", hint=hint
             )
         self._check_committed(number)
         n = last.n + 1 if last else 1
@@ -223,7 +223,7 @@ class Iteration:
         """Raise LabError if files that the worktree needs are not committed."""
         unsaved = self.repo.unsaved([*self.frozen, self.settings.experiments])
         if unsaved:
-            hint = "git add and git commit it, or let git ignore it; then repeat the command"
+            hint = "commit it, or add it to .gitignore; then repeat the command"
             raise LabError(f"not committed, so the worktree of v{number} would not have it: {unsaved[0]}", hint=hint)
 
     def _prepare(self, attempt: Attempt) -> None:
@@ -310,7 +310,7 @@ class Iteration:
         return self.settings.submit and self._exists("lab.yaml")
 
     def _ensure_engine(self) -> None:
-        """Start an engine for what the agent submits. It is not a child of the agent, since it would end with it."""
+        """Start an engine for the agent's submissions. It is not a child of the agent, since it would end with it."""
         if not self._uses_submit():
             return
         if not self._has_engine():
@@ -388,7 +388,7 @@ class Iteration:
         return trainings(self.ledger.ledger, study, f"{HOME}/v{attempt.version}", attempt.began)
 
     def _wait_for_trainings(self, attempt: Attempt) -> None:
-        """Wait for the end of what the agent submitted: a version is not judged while it trains."""
+        """Wait until everything that the agent submitted has ended: a version is not judged while it trains."""
         shown: list[str] = []
         engines = 0
         while open_ones := [one.command for one in self._trainings(attempt) if one.status is None]:
@@ -399,7 +399,7 @@ class Iteration:
                 engines += 1
                 if engines > MAX_ENGINES:
                     log = engine_log(self.lab, load_lab(self.lab).study(self.settings.study).name)
-                    self.tell(f"v{attempt.version}: the submitted trainings are not run; see {log}")
+                    self.tell(f"v{attempt.version}: the submitted trainings did not run; see {log}")
                     return
                 self._ensure_engine()
             time.sleep(WAIT_S)
@@ -513,7 +513,7 @@ class Iteration:
         return found
 
     def _baseline(self, number: int) -> None:
-        """If there is no champion, measure the previous version and make it the champion."""
+        """Measure the previous version and make it the champion, if there is no champion."""
         before = self.previous(number)
         if before is None or self.ledger.history().champion is not None:
             return
@@ -522,9 +522,9 @@ class Iteration:
             self.tell(f"measuring v{before}, to compare with")
             found = self._evaluate(before, self.lab / self.settings.experiments / f"v{before}", None)
         if isinstance(found, Measured):
-            self.ledger.record(catalogue.VersionChampionEvent(why="the first that was measured"), before)
+            self.ledger.record(catalogue.VersionChampionEvent(why="the first measured version"), before)
         else:
-            self.tell(f"v{before} cannot be measured, so v{number} has nothing to beat: {_short(found.why)}")
+            self.tell(f"v{before} cannot be measured, so v{number} has no version to beat: {_short(found.why)}")
 
     def _measure_champion(self, history: VersionHistory) -> Measured | None:
         """Return the champion's result under the current evaluation; measure it again if necessary."""
@@ -593,7 +593,7 @@ class Iteration:
         A repository on this machine runs its own hooks when it is pushed to, so it must be the one that the user chose.
         """
         if self.repo.push_settings() != self._push_settings:
-            return "the settings of the repository for remotes were changed; check them, then `git push`"
+            return "the repository's remote settings were changed; check them, then `git push`"
         return self.repo.push()
 
     def _commit(self, attempt: Attempt, tree: Worktree, message: str, target: Path) -> str:

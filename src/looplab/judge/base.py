@@ -65,7 +65,7 @@ class JudgeSettings:
     implausible: float = 15.0
     """A first run that is better by this many standard deviations of the noise raises an alarm."""
     crashes: int = 2
-    """Crashed replicates from which on the challenger's verdict is `crash`."""
+    """Number of crashed replicates that makes the challenger's verdict `crash`."""
     confirm: bool = True
     """Before a promotion, the champion runs again on the seeds of the test that were measured before the challenger was
     proposed, and must lose again."""
@@ -77,9 +77,9 @@ class JudgeSettings:
             (self.goal not in ("max", "min"), "goal", "max or min"),
             (self.by not in RULES, "by", "test, ratchet, mean or deterministic"),
             (not 0 < self.alpha < 0.5, "alpha", "above 0 and below 0.5"),
-            (self.baseline_seeds < 2, "baseline_seeds", "2 or more: one run has no spread"),
-            (self.replicates < 2, "replicates", "2 or more: one run has no spread"),
-            (self.max_replicates < self.replicates, "max_replicates", f"no less than replicates ({self.replicates})"),
+            (self.baseline_seeds < 2, "baseline_seeds", "2 or more, since one run has no spread"),
+            (self.replicates < 2, "replicates", "2 or more, since one run has no spread"),
+            (self.max_replicates < self.replicates, "max_replicates", f"at least replicates ({self.replicates})"),
             (not self.min_effect >= 0, "min_effect", "0 or more"),
             (not self.min_relative >= 0, "min_relative", "0 or more"),
             (not 0 < self.alpha_share < 1, "alpha_share", "above 0 and below 1"),

@@ -58,7 +58,7 @@ DETERMINISTIC = ("deterministic, no statistics",)
 BEST_MEAN = ("best mean, no proof",)
 TIE_BREAK = "decided by the tie-break"
 EQUAL = "equal to the last digit"
-NEARLY_EQUAL = "equal but for rounding"
+NEARLY_EQUAL = "equal up to rounding"
 ROUNDING = 1e-6
 """Relative difference up to which repeats count as one computation rounded differently: a few ulps of float32."""
 LIMITS = (0.0, 1.0, 100.0)
@@ -66,13 +66,13 @@ LIMITS = (0.0, 1.0, 100.0)
 COSTLY = 1.25
 """Cost ratio to the rival from which on a verdict carries a flag, in either direction."""
 COLLAPSE = 6.0
-"""Standard deviations of the noise below a config's median from which on a run has collapsed."""
+"""Distance below a config's median, in standard deviations of the noise, at which a run has collapsed."""
 CONFIRM_P = 0.05
 """Largest p with which a winner may be confirmed."""
 MAX_PRIOR = 8
-"""Degrees of freedom with which the differences of other tests count, at most, in the spread of a test's."""
+"""Maximum degrees of freedom that other tests' differences contribute to the spread of a test's differences."""
 DRIFT_P = 0.01
-"""Two-sided p of the champion's old values against its new ones below which an alarm is raised."""
+"""Threshold for an alarm: two-sided p of the champion's old values against its new ones."""
 SEED_PRIOR, SEED_WEIGHT = 0.5, 4.0
 """Prior of the slope between the values of two configs over common seeds, and its weight in pairs."""
 
@@ -448,7 +448,7 @@ class _Session:
                 self._conclude(side, Verdict.CRASH, why)
             elif champion is not None and side.candidate.point == champion.candidate.point:
                 start = f"the checkpoint of {side.candidate.warm}" if side.candidate.warm else "scratch"
-                why = f"It is the champion's config, trained from {start}: more or less training, the same config."
+                why = f"It is the champion's config, trained from {start}: more or less training, but the same config."
                 self._conclude(side, Verdict.DISCARD, why, flags=("no change",))
             elif side.crashes >= self.settings.crashes:
                 why = f"It crashed with {side.crashes} of {len(side.values)} seeds."
@@ -574,7 +574,7 @@ class _Session:
             if effect > self.settings.implausible * self.sigma > 0:
                 self.alarms.append(
                     f"{side.run} is better by {effect / self.sigma:.0f} times the noise: implausible, so it is repeated"
-                    " before it is believed. Look for a leak in its evaluation."
+                    " before it counts. Check its evaluation for a leak."
                 )
             left = self.settings.alpha - self.spent - math.fsum(test.alpha for test in self.tests.values())
             number = self.before.opened + len(self.opened) + 1
@@ -782,7 +782,7 @@ class _Session:
         }
 
     def _watch_drift(self, side: _Side, rival: _Side) -> None:
-        """Raise an alarm if the rival measures otherwise than it did before the challenger was proposed."""
+        """Raise an alarm if the rival's results differ from those before the challenger was proposed."""
         if self.first_seed is not None:
             pairs = [(rival.values[number], rival.former[number]) for number in self._confirmations(side, rival)]
             changes = [new - old for new, old in pairs if new is not None and old is not None]
@@ -827,7 +827,7 @@ class _Session:
         if p <= boundary and effect > 0 and effect >= smallest:
             if not self._is_suspicious(side):
                 if self.settings.confirm and not test.confirming and rival.run == self.champion:
-                    # The same look again, without what was measured before the challenger was proposed.
+                    # The same look again, without measurements from before the challenger was proposed.
                     self.tests[test.run] = replace(test, look=test.look - 1, confirming=True)
                     return
                 self._promote(test, side, numbers, summary)
@@ -857,7 +857,7 @@ class _Session:
             self._conclude(side, Verdict.INCONCLUSIVE, f"Not proven: {summary}, and that was the last look.", **numbers)
         elif power < self.settings.futility:
             self._conclude(
-                side, Verdict.DISCARD, f"Hopeless: {summary}; more runs are unlikely to change it.", **numbers
+                side, Verdict.DISCARD, f"Hopeless: {summary}; more runs are unlikely to change this.", **numbers
             )
 
     def _smallest_effect(self, rival: _Side) -> float:

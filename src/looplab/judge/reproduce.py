@@ -50,13 +50,13 @@ def compare(
     allowed = tolerance if tolerance is not None else z * sigma * math.sqrt(2.0) if sigma is not None else 0.0
     if original is None or repetition is None or not (math.isfinite(original) and math.isfinite(repetition)):
         which = "original" if original is None or not math.isfinite(original) else "repetition"
-        return Reproduction(False, math.nan, allowed, f"The {which} has no finite value: nothing is reproduced.")
+        return Reproduction(False, math.nan, allowed, f"The {which} has no finite value, so nothing is reproduced.")
     difference = repetition - original
     if difference == 0.0:
         return Reproduction(True, 0.0, allowed, f"Exactly the same: {original:.6g}.")
     change = f"{original:.6g} became {repetition:.6g}, a difference of {abs(difference):.4g}"
     if tolerance is None and sigma is None:
-        return Reproduction(False, difference, allowed, f"{change}; the noise is not known, so only equal would do.")
+        return Reproduction(False, difference, allowed, f"{change}; the noise is not known, so only equality counts.")
     against = "the tolerance" if tolerance is not None else f"what the noise ({sigma:.4g}) explains"
     same = abs(difference) <= allowed
     return Reproduction(

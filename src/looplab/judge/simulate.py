@@ -1,4 +1,4 @@
-"""Simulated studies: what a judge finds with a number of runs, before any of them is paid for."""
+"""Simulated studies: what a judge detects with a number of runs, before you pay for them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Power:
 
 
 def power(settings: JudgeSettings, budget: int, studies: int = 60, seed: int = 0) -> list[Power]:
-    """Return what studies with this judge and so many runs find, by the size of the true improvement.
+    """Return what studies with this judge and this many runs find, by the size of the true improvement.
 
     Half of the challengers are better by the effect, all runs have normal noise that is not shared between configs, and
     a repeat with the same seed draws a new one.

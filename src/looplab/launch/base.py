@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 LATE_DEVICES = "{looplab.devices}"
 """Stands for the devices in a command and in variables until the launcher on the node knows them."""
 LOST = ("lost", "preempted")
-"""Reasons of an exit that are the fault of the place, not of the run: it may be tried again (`retry` in lab.yaml)."""
+"""Exit reasons that are the fault of the place, not of the run: it may be retried (`retry` in lab.yaml)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a run needs, for an executor that chooses the place. None: as the executor's options say."""
+    """What a run needs, for an executor that chooses the place. None: as set in the executor's options."""
 
     devices: int | None = None
     """Number of GPUs or other accelerators."""
@@ -56,7 +56,7 @@ class Resources:
     time_s: float | None = None
     """Seconds after which the scheduler may end the run; longer than its own `timeout`."""
     constraints: Mapping[str, str] = field(default_factory=dict)
-    """Requirements in the words of the scheduler, by option: `{"constraint": "a100"}`."""
+    """Scheduler-specific requirements, by option: `{"constraint": "a100"}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Exit:
     """Exit code; None after a signal, or if unknown."""
     signal: int | None = None
     reason: str | None = None
-    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` if nobody observed the exit."""
+    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` if the exit was not observed."""
     message: str | None = None
     started: float | None = None
     """Unix time in seconds, like `ended`."""
@@ -196,7 +196,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """An adopted run may be alive where its processes are not visible: it is waited for and never started again.
+    """An adopted run may be alive where its processes are not visible: the engine waits for it and never restarts it.
     `Ended` follows once its exit is recorded or it is provably dead. `stop` abandons it."""
 
     run_id: str
@@ -215,7 +215,7 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class SlotsChanged:
-    """Slots of the executor came or went. The runs of a slot that went are reported by events of their own."""
+    """Slots of the executor came or went. The runs of a slot that went are reported by separate events."""
 
     up: tuple[Slot, ...] = ()
     down: tuple[str, ...] = ()
@@ -237,9 +237,9 @@ class ExecutorTraits:
     prequeues: bool = True
     """Whether `start(spec, after=run)` starts faster than a start after the end of that run."""
     prequeue_depth: int = 3
-    """Very short runs that are handed over for one slot in advance."""
+    """Number of very short runs that may be prequeued for one slot."""
     retries: Mapping[str, int] = field(default_factory=dict)
-    """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml says otherwise."""
+    """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml sets them."""
 
 
 def traits_of(executor: object) -> ExecutorTraits:
@@ -344,7 +344,7 @@ class PlacingExecutor(Executor, Protocol):
 
 @runtime_checkable
 class BatchExecutor(Executor, Protocol):
-    """An executor to which several starts can be handed over at once, which costs less than one after another."""
+    """An executor that can start several runs in one call, which costs less than one call per run."""
 
     def start_all(self, starts: Sequence[tuple[LaunchSpec, str | None]]) -> None:
         """Request several starts, each as `start` does with this spec and `after`."""

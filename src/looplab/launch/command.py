@@ -35,7 +35,7 @@ VARIABLE = re.compile(r"\{\{|\}\}|\{(config\.[^{}\s]+|[A-Za-z_][\w.-]*)\}")
 
 
 def replace_variables(template: str, value_of: Callable[[str], str | None]) -> str:
-    """Replace each `{name}` by its value; None leaves it as it is."""
+    """Replace each `{name}` with its value; None leaves it unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         value = match[0][0] if match[1] is None else value_of(match[1])
@@ -255,7 +255,7 @@ def flag_words(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
         ambiguous = next((item for item in items if item.startswith("-") and not PLAIN_NEGATIVE.fullmatch(item)), None)
         if ambiguous is not None:
             raise LabError(
-                f"launch.config: {name}: {ambiguous!r} in a list would be taken for an option", hint="use lists: json"
+                f"launch.config: {name}: {ambiguous!r} in a list would be read as an option", hint="use lists: json"
             )
         return [name, *items]
     text = _format_value(value)

@@ -66,7 +66,7 @@ class Devices:
             if not named or any(Path(driver).exists() for driver in DRIVERS):
                 return None
             listed = f"GPU{'s' if len(named) > 1 else ''} {', '.join(named)}"
-            return f"{listed}: this machine has no GPU; what is started there runs on the CPU, or fails"
+            return f"{listed}: this machine has no GPU; runs there use the CPU, or fail"
         count = self._nvml.nvmlDeviceGetCount()
         absent = [device for device in named if device.isdigit() and int(device) >= count]
         return f"this machine has {count} GPU(s), from 0, but not {', '.join(absent)}" if absent else None

@@ -17,13 +17,13 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING or "looplab.launch" in sys.modules:
     from looplab.launch import supervisor
-else:  # run as a script: the file beside this one, whatever is on the path
+else:  # run as a script: the file next to this one, whatever is on the path
     _SPEC = importlib.util.spec_from_file_location("supervisor", os.path.dirname(__file__) + "/supervisor.py")
     supervisor = importlib.util.module_from_spec(_SPEC)
     _SPEC.loader.exec_module(supervisor)
 
 LOOK_S = 1.0
-"""Seconds between two looks for newer attempts."""
+"""Seconds between checks for newer attempts."""
 
 
 class LeasedSupervisor(supervisor.Supervisor):  # type: ignore[misc,unused-ignore]

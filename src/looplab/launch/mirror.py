@@ -1,6 +1,6 @@
-"""Run folders of nodes that share no disk with the engine: a run is sent there, what it writes comes back.
+"""Run folders of nodes that share no disk with the engine: a run is sent there, and its files are copied back.
 
-The node keeps a run below a folder of its own, named after the path that the run has on the engine's machine, so that
+The node keeps a run below its own folder, named after the path that the run has on the engine's machine, so that
 every engine finds it again. The engine asks for what it does not have yet, in portions: logs and metrics as they grow,
 other files when they are complete, at last all of them. What it has is known from its own files (sizes and times, and
 the last bytes of logs, which a trainer may cut back), so a copy that was interrupted continues where it was. Links and
@@ -30,7 +30,7 @@ from looplab.runs import tree
 PORTION = 8 << 20
 """Bytes of one answer."""
 SETTLED_S = 2.0
-"""Seconds after its last change after which a file of a running run is taken for complete."""
+"""Seconds after its last change after which a file of a running run counts as complete."""
 STREAMS = (".jsonl", ".log")
 """Suffixes of files that only grow."""
 PARTS = ".mirror"

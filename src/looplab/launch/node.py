@@ -1,7 +1,7 @@
 """The launcher on a node: starts one run that a scheduler has placed here, as the supervisor does on one machine.
 
 A batch script runs it as `python -I -S node.py RECORD…` (a job array names one record folder per task). It needs the
-standard library only, and `supervisor.py` beside it. The record folder contains `launch.json`: what to start, without
+standard library only, and `supervisor.py` next to it. The record folder contains `launch.json`: what to start, without
 secrets; these are in the environment of the job.
 
 It is a supervisor without an engine, with a lease:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Dict = dict[str, Any]
 elif "looplab.launch" in sys.modules:
     from looplab.launch import supervisor
-else:  # run as a script: the file beside this one, whatever is on the path
+else:  # run as a script: the file next to this one, whatever is on the path
     _SPEC = importlib.util.spec_from_file_location("supervisor", os.path.dirname(__file__) + "/supervisor.py")
     supervisor = importlib.util.module_from_spec(_SPEC)
     _SPEC.loader.exec_module(supervisor)
@@ -40,7 +40,7 @@ else:  # run as a script: the file beside this one, whatever is on the path
 HEARTBEAT_S = 5.0
 """Seconds between two heartbeats."""
 LOOK_S = 1.0
-"""Seconds between two looks for `stop.json` and newer attempts."""
+"""Seconds between checks for `stop.json` and newer attempts."""
 LATE_DEVICES = "{looplab.devices}"
 """Stands for the devices in a command and in variables; the same as in base.py."""
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "SLURM_JOB_GPUS")
@@ -168,7 +168,7 @@ class NodeLauncher(supervisor.Supervisor):  # type: ignore[misc,unused-ignore]
             if self.stop_request() is not None:
                 self.end_run("stop")
             elif os.path.lexists(f"{self.record}/attempt-{self.attempt + 1}"):
-                self.end_run("lost")  # somebody else continues this run
+                self.end_run("lost")  # another attempt continues this run
         if now >= self.beat_at and self.children:
             self.beat_at = now + HEARTBEAT_S
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""The slots of one scheduler: which are free, held, prequeued, or blocked because somebody else uses their device.
+"""The slots of one scheduler: which are free, held, prequeued, or blocked because another process uses their device.
 
-A pool knows nothing of processes or devices. Whether a slot can be used is asked of a function that is passed in
+A pool knows nothing of processes or devices. A function that is passed in decides whether a slot can be used
 (`Devices.why_busy` for this machine), and an executor that refuses a start for its device is reported with `reject`.
 """
 
@@ -94,7 +94,7 @@ class SlotPool(Generic[NextT]):
         return slot, what
 
     def add(self, slots: Iterable[Slot]) -> None:
-        """Add slots that the executor has got; those that are known are left alone."""
+        """Add new slots of the executor; known ones are left alone."""
         known = {slot.name for slot in (*self._free, *self._held.values())}
         self._free.extend(slot for slot in slots if slot.name not in known)
         self._gone -= {slot.name for slot in slots}

@@ -1,7 +1,7 @@
 """The Ray executor: a slot is a detached actor that hosts a local executor on some node (`ray_host.py`).
 
 Ray chooses the node and the devices. The nodes have looplab installed. They share the lab's folder with this machine,
-under the same path, or have run folders of their own that are copied back (`mirror.py`). What is true of a run is in
+under the same path, or have their own run folders, which are copied back (`mirror.py`). What is true of a run is in
 its record folder, as on one machine: the claim, `process.json`, `exit.json`. `job.json` names the actor before the run
 is handed over, so that a later engine finds it.
 
@@ -56,7 +56,7 @@ EXCHANGE_S = 30.0
 PAUSE_S = 0.015
 """Seconds that a start after another run, and the next question for events, wait for further calls to go with them."""
 COPY_S = 1.0
-"""Seconds between two looks at what a run on a node without the lab's disk has written."""
+"""Seconds between polls of the files of a run on a node without the lab's disk."""
 CHECK_S = 0.5
 """Seconds between two looks at hosts that are placed or lost, and at their runs."""
 SETTLE_S = 3.0
@@ -67,7 +67,7 @@ PLACE_S = 10.0
 
 @dataclass(slots=True)
 class RayRun:
-    """A run that was handed over, or will be."""
+    """A run that was or will be submitted."""
 
     run_id: str
     run_dir: Path
@@ -103,7 +103,7 @@ class RaySlot:
     exchange: int = 0
     """Number of the latest exchange with the actor."""
     unanswered: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
-    """Calls of exchanges that failed: they may have been made, and are made again."""
+    """Exchange calls that failed: they may have arrived, and are retried."""
     runs: dict[str, RayRun] = field(default_factory=dict)
     told: bool = False
     """Whether it was reported that its runs wait for resources."""
@@ -270,7 +270,7 @@ class RayExecutor(RemoteExecutor):
         return read_tree(spec.run_dir), [self._code[spec.code]] if spec.code is not None else []
 
     def _copy(self, slot: RaySlot, run: RayRun) -> None:
-        """Ask for what a run has written since the last time."""
+        """Request what a run has written since the last call."""
         if run.is_copying or not slot.is_ready:
             return
         run.is_copying, run.copy_at = True, time.monotonic() + COPY_S
@@ -519,13 +519,13 @@ class RayExecutor(RemoteExecutor):
             self._do(slot, ("stop", run_id, reason, grace))
 
     def _on_death(self, slot: RaySlot, why: list[str]) -> None:
-        """The actor of a slot is gone, and its runs with it; the next start makes a new one."""
+        """Handle the death of a slot's actor and its runs; the next start creates a new actor."""
         for key in [key for key, one in self._slots.items() if one is slot]:
             del self._slots[key]
         self._dead.add(slot.name)
         waiting = {call[1] for call in slot.calls if call[0] == "start"}
         for run in list(slot.runs.values()):
-            if run.run_id in waiting:  # it was never handed over
+            if run.run_id in waiting:  # it was never submitted
                 self._reject(slot, run)
             elif run.exit is not None:  # not all of its files were copied
                 self._forget(slot, run)
@@ -544,7 +544,7 @@ class RayExecutor(RemoteExecutor):
             self._ray.kill(slot.actor, no_restart=True)
 
     def _check(self) -> None:
-        """Settle the runs of dead hosts, and let hosts that wait for resources have those of idle ones."""
+        """Settle the runs of dead hosts, and give waiting hosts the resources of idle ones."""
         now = time.monotonic()
         for run in list(self._lost.values()):
             assert run.over_at is not None
@@ -555,7 +555,7 @@ class RayExecutor(RemoteExecutor):
                 if now > run.over_at + SETTLE_S:
                     self._reject(None, run)
             elif now > run.over_at + run.grace + SETTLE_S and not _is_alive_here(run):
-                why = "the node that it was on was lost"
+                why = "its node was lost"
                 exit_ = Exit(None, reason=run.stop or "lost", message=why, ended=time.time(), attempt=run.attempt)
                 self._finish(None, run, exit_)
         if self._config.folder is not None:
@@ -576,7 +576,7 @@ class RayExecutor(RemoteExecutor):
             if not slot.told:
                 slot.told = True
                 for run_id in slot.runs:
-                    self._tell(Queued(run_id, slot.name, "its actor is not placed yet"))
+                    self._tell(Queued(run_id, slot.name, "its actor has no place yet"))
 
 
 def connect(config: RayConfig) -> Any:
@@ -614,7 +614,7 @@ def _unreachable(address: str, why: str) -> LabError:
 
 
 def require_listener(address: str) -> None:
-    """Raise LabError if nobody listens at the address of a cluster: Ray itself would try for a minute, then abort."""
+    """Raise LabError if the address of a cluster does not answer: Ray itself would try for a minute, then abort."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return

@@ -1,7 +1,7 @@
 """The place of one slot on a Ray cluster: a detached actor that hosts a local executor.
 
 Engines come and go; the host stays as long as it has runs. Its events are numbered, and every engine that is connected
-reads them from where it began. A host that nobody has called for a while and that has no runs ends itself. If its node
+reads them from where it began. A host without calls and without runs exits after a while. If its node
 is lost, or the actor is killed, its supervisor ends the runs (`leased.py`).
 """
 
@@ -34,7 +34,7 @@ GATHER_S = 0.003
 BUSY_GATHER_S = 0.02
 """The same while further runs wait here, so that the slot does not need the engine."""
 UNCOPIED_S = 3600.0
-"""Seconds that a host without runs waits for an engine that copies what they have written."""
+"""Seconds that a host without runs waits for an engine to copy their files."""
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -81,13 +81,13 @@ class Host:
         return await asyncio.to_thread(self._mirror.changes, run_dir, known, final=final)
 
     async def forget(self, run_id: str, run_dir: str, keep: bool) -> None:
-        """An engine has copied the folder of a run. It is removed, unless there was too much in it."""
+        """Remove the folder of a run that an engine has copied, unless it was too large to copy."""
         self._uncopied.discard(run_id)
         if self._mirror is not None and not keep:
             await asyncio.to_thread(self._mirror.forget, run_dir)
 
     async def leave(self) -> None:
-        """An engine ends. If no other one is connected, the host need not wait for the next."""
+        """Disconnect an engine. If no other one is connected, the host need not wait for the next."""
         self._is_left = True
         self._supersede()
 

@@ -91,7 +91,7 @@ class RemoteExecutor:
         return found
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: `poll` will return anyway; closed: nobody waits
+        with contextlib.suppress(OSError):  # full: `poll` will return anyway; closed: nothing waits
             os.write(self._wake_w, b"x")
 
     def _close_events(self) -> None:

@@ -1,9 +1,9 @@
 """The Slurm executor: one job per run, or one job array for runs that are started together.
 
 It needs sbatch, squeue and scancel, and a folder that the nodes share with this machine; no accounting. On the node,
-`node.py` starts the run. What is true of a run is in its record folder: `train.log` (or `attempt-2`, …) is the claim,
-`process.json` with its heartbeat the life, and `exit.json` the end. Slurm is asked, in one call for all jobs, why a job
-waits, and whether one without a sign of life is over.
+`node.py` starts the run. Its record folder is the source of truth: `train.log` (or `attempt-2`, …) is the claim,
+`process.json` with its heartbeat the sign of life, and `exit.json` the end. Slurm is polled, in one call for all jobs,
+for why a job waits, and whether one without a sign of life is over.
 
 `job.json` in the record folder names the job before it is submitted: an engine that was killed between the submission
 and the answer finds the job by that name. If it is submitted twice all the same, the claim lets one of them run.
@@ -61,7 +61,7 @@ LOOK_S = 0.05
 COMMAND_S = 60.0
 """Seconds that a command of Slurm may take."""
 SETTLE_S = 3.0
-"""Seconds that an exit may take to appear after Slurm says that the job is over."""
+"""Seconds that an exit may take to appear after Slurm reports the end of the job."""
 SILENT_S = node.HEARTBEAT_S + 1.0
 """Seconds without a heartbeat after which a job that slurmd has ended is over."""
 REASON_S = 10.0
@@ -112,11 +112,11 @@ class SlurmJob:
     submit_at: float = 0.0
     started: bool = False
     state: str | None = None
-    """What Slurm said last; None: nothing yet."""
+    """Last state that Slurm reported; None: none yet."""
     asked_at: float = 0.0
     """When Slurm listed it last."""
     over_at: float | None = None
-    """When Slurm said first that it is over, or stopped listing it."""
+    """When Slurm first reported its end, or stopped listing it."""
     why: str | None = None
     told_at: float = 0.0
     mtime: float | None = None
@@ -136,7 +136,7 @@ class SlurmJob:
 
 
 def job_key(record_dirs: Sequence[Path], attempt: int) -> str:
-    """Return the name of the job that runs these folders: the same for everyone who asks."""
+    """Return the name of the job that runs these folders: the same for every caller."""
     text = "\n".join([str(attempt), *map(str, record_dirs)])
     return "looplab-" + hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
 
@@ -225,7 +225,7 @@ def require_slurm() -> None:
     if not reachable:
         raise LabError(
             f"Slurm cannot be reached: {why}",
-            hint="run this on a machine of the cluster, and see `scontrol ping`; nothing was started",
+            hint="run this on a machine of the cluster and check `scontrol ping`; nothing was started",
         )
 
 
@@ -487,7 +487,7 @@ class SlurmExecutor(RemoteExecutor):
     # -- looking
 
     def _look(self, job: SlurmJob) -> None:
-        """Look for what the run says itself."""
+        """Read the run's own files."""
         try:
             names = os.listdir(job.record_dir)  # not `exists`: network disks cache names that are missing
         except OSError:
@@ -518,7 +518,7 @@ class SlurmExecutor(RemoteExecutor):
     # -- asking
 
     def _ask(self, jobs: Sequence[SlurmJob]) -> None:
-        """Ask Slurm about all jobs at once; an error says nothing about them."""
+        """Ask Slurm about all jobs at once; an error leaves their state unknown."""
         now = time.monotonic()
         waiting = [job for job in jobs if job.spec is None or job.key is not None]
         period = self._config.poll * max(1.0, len(waiting) / 1000)
@@ -565,7 +565,7 @@ class SlurmExecutor(RemoteExecutor):
             self._tell(Queued(job.run_id, job.id or "-", why))
 
     def _check_over(self, job: SlurmJob) -> None:
-        """Report the end of a run that Slurm calls over and that says nothing any more."""
+        """Report the end of a run that is over according to Slurm and shows no sign of life."""
         now = time.monotonic()
         if job.exit is not None:
             is_known = job.over_at is not None and bool(job.state)
@@ -596,7 +596,7 @@ class SlurmExecutor(RemoteExecutor):
         if state == "OUT_OF_MEMORY":
             exit_ = Exit(None, signal=9, message=f"{how}, out of memory")
         else:
-            exit_ = Exit(None, reason=reason, message=f"{how}, and it has no exit and no heartbeat")
+            exit_ = Exit(None, reason=reason, message=f"{how}, without an exit record or a heartbeat")
             request = {"attempt": job.attempt, "reason": reason, "grace": 0.0}  # if it lives after all
             supervisor.atomic_write(str(job.record_dir / "stop.json"), json.dumps(request))
         self._end(job, replace(exit_, started=started, ended=max(clock.now(), started or 0.0), attempt=job.attempt))
@@ -650,7 +650,7 @@ def _start_of(job: SlurmJob, process: Mapping[str, Any]) -> float:
 
 
 def _asks_slurm(ended: Exit) -> bool:
-    """Whether only Slurm knows why a run ended: it was signalled, and not by an engine."""
+    """Return whether only Slurm knows why a run ended: it was signalled, and not by an engine."""
     return ended.reason == "preempted" or (ended.signal is not None and ended.reason is None)
 
 
@@ -666,7 +666,7 @@ def _with_reason(ended: Exit, state: str | None, stop: tuple[str, float] | None)
 
 
 def _log_tail(job: SlurmJob) -> str:
-    """Return the last line of what the batch script has printed."""
+    """Return the last line of the batch script's output."""
     with contextlib.suppress(OSError), open(job.record_dir / "slurm.log", "rb") as file:
         lines = file.read()[-4096:].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""

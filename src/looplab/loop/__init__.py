@@ -1,1 +1,1 @@
-"""The engine: the only place that knows the whole way, from a proposal to its record."""
+"""The engine: the only package that covers the whole path from a proposal to its record."""

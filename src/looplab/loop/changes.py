@@ -60,7 +60,7 @@ class CodeMonitor:
         names = code_differences(self._outputs, prepared.code, preparer.current_code())
         if names:
             said = f"the code changed while it was queued: {name_files(names)}"
-            text = f"run {run_id}: {said}. It runs the new code, its capsule has the old one"
+            text = f"run {run_id}: {said}. It runs the new code, but its capsule has the old code"
             self._study.alarm(run_id, AlarmEvent(text=text, code=names[:MAX_NAMED]))
             self._outbox.alarm(text, run_id)
 

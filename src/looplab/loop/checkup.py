@@ -36,7 +36,7 @@ PACKAGES = {
 }
 """Optional packages: what they are for, and how to get them."""
 PROGRAMS = {
-    "git": ("code of each run, versions", "install git"),
+    "git": ("recording the code of runs, versions", "install git"),
     "sbatch": ("runs on a Slurm cluster", "use a login node of the cluster"),
     "codex": ("agents", "npm install -g @openai/codex"),
     "claude": ("agents", "npm install -g @anthropic-ai/claude-code"),
@@ -104,7 +104,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_lab_disk(lab: LabConfig) -> Iterator[Finding]:
-    """Yield what the disks of a lab are like, and whether they do what looplab needs."""
+    """Yield the properties of a lab's disks, and whether they support what looplab needs."""
     mount = mount_of(lab.folder)
     kind = network_disk(lab.folder)
     shown = (mount.kind if mount is not None else "unknown") + (f", a network disk ({kind})" if kind else ", local")
@@ -114,16 +114,18 @@ def check_lab_disk(lab: LabConfig) -> Iterator[Finding]:
     yield Finding("disk", "free", f"{free:.1f} GB", level, "" if level == "ok" else "make room")
     remote = sorted({one.executor.name for one in lab.studies.values() if needs_shared_disk(one.executor)})
     if remote and kind is None:
-        where = f"{lab.folder} is on a disk of this machine, and the nodes of {' and '.join(remote)} must see it"
+        where = f"{lab.folder} is on a local disk, but the nodes of {' and '.join(remote)} must see it"
         fix = "move the lab to a shared disk, unless this machine exports it under this path or is the only node"
         yield Finding("disk", "shared", where, "note", fix)
     if mount is not None and kind is not None:
         cache = mount.cache_s
         late = "an unknown time" if cache is None else f"up to {cache:g} s"
-        yield Finding("disk", "cache", f"what other hosts write is seen after {late}", "ok" if cache == 0 else "note")
+        yield Finding(
+            "disk", "cache", f"writes of other hosts become visible after {late}", "ok" if cache == 0 else "note"
+        )
     try:
         for check in check_disk(lab.folder):
-            fix = "" if check.ok else "keep the lab on a disk that does this"
+            fix = "" if check.ok else "keep the lab on a disk that supports this"
             if check.name == "clock" and not check.ok:
                 fix = "synchronise the clocks (chrony, NTP)"
             yield Finding("disk", check.name, check.found, "ok" if check.ok else "problem", fix)
@@ -135,7 +137,7 @@ def check_lab_disk(lab: LabConfig) -> Iterator[Finding]:
         yield Finding("disk", "ledger", f"{ledger}: local disk, write-ahead log")
         return
     slow = f"{ledger}: {kind}, rollback journal (safe, slower)"
-    fix = "name a local folder (state_dir in lab.yaml, or LOOPLAB_STATE_DIR), then `looplab doctor --move-ledger`"
+    fix = "set a local folder (state_dir in lab.yaml, or LOOPLAB_STATE_DIR), then run `looplab doctor --move-ledger`"
     yield Finding("disk", "ledger", slow, "note", fix)
 
 

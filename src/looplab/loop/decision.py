@@ -143,7 +143,7 @@ def decide_base(setup: Setup, base: Base) -> Decision:
 
 
 def decide_job(proposal: Proposal) -> Decision:
-    """Decide on a submitted command, which is run as it is.
+    """Decide on a submitted command, which is run unchanged.
 
     Raises:
         ProposalRejected: It cannot be read.
@@ -184,7 +184,7 @@ class Decider:
             return self._continuation(proposal, self._ledger.run(proposal.parent))
         hidden = [edit for edit in proposal.edits if HIDDEN in edit]
         if hidden:
-            why = "its value is a secret, which is not recorded: write it into the base config or the environment"
+            why = "its value is a secret, which is not recorded: put it into the base config or the environment"
             raise ProposalRejected(tuple(Problem(edit.partition("@")[0], HIDDEN, "secret", why) for edit in hidden))
         parent, base, parent_config = self._origin(proposal)
         start_config = parent_config
@@ -210,7 +210,9 @@ class Decider:
         if known and not origin.is_person:
             # A person may ask for anything once more; a program that does would only repeat itself.
             why = (
-                self._describe_repeat(known, ruling.config) if changed else f"it changes nothing: it is run {known[0]}"
+                self._describe_repeat(known, ruling.config)
+                if changed
+                else f"it changes nothing: it equals run {known[0]}"
             )
             why = "; ".join((why, *(text for text in ruling.ineffective if text not in why)))
             raise ProposalRejected((Problem("config", list(proposal.edits), "repeated", why),))
@@ -254,11 +256,11 @@ class Decider:
         seed = self._setup.seed_of(config)
         exact = next((run for run in known if self._ledger.run(run).seed == seed), None)
         if exact is None:
-            return f"only the seed differs from run {known[0]}: that is a repeat, not a new idea"
+            return f"only the seed differs from run {known[0]}: that is a repeat, not a change"
         return f"an exact repeat of run {exact}: the same config" + (" with the same seed" if seed is not None else "")
 
     def repeat(self, twin: RunRow, plan: RunPlan, seed: int | None, why: str, by: str = Origin.JUDGE) -> Decision:
-        """Decide on the same config once more, with this seed; None: with the seed it had, if any."""
+        """Decide to run the same config again, with this seed; None: with its own seed, if any."""
         place = self._setup.seed
         config, _ = hide_values(self._setup.track(plan.config))
         if seed is None:
@@ -280,7 +282,7 @@ class Decider:
         )  # fmt: skip
 
     def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
-        """Decide on exactly the same once more, in the lab as it was then."""
+        """Decide to repeat a run exactly, in the lab's state at that time."""
         decision = self.repeat(twin, self.plan_of(twin), twin.seed, proposal.reason, Origin.AGAIN)
         place = place_of(self._setup.lab, twin.id)
         plan = replace(decision.plan, source=proposal.source, place=str(place) if place else None)
@@ -297,7 +299,7 @@ class Decider:
         """
         warm = self._setup.study.warm_start
         if warm is None:
-            why = "the study has no warm_start, so nothing can be continued"
+            why = "the study has no warm_start, so no run can be continued"
             raise ProposalRejected((Problem("parent", run.id, "warm start", why),))
         plan = self.plan_of(run)
         try:

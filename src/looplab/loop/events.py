@@ -1,6 +1,6 @@
 """What an engine reports to its listeners while it runs.
 
-These events are for whoever watches a study live: the terminal, a callback, a page. What has to survive is in the
+These events are for live observers of a study: the terminal, a callback, a page. What has to survive is in the
 ledger, whose events are another thing.
 """
 

@@ -22,13 +22,12 @@ def with_fidelity(study: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
         what = "pbt" if entry.pbt is not None else "fidelity"
         if study.objective is None:
             raise LabError(
-                f"{what} needs an objective: say which metric counts", hint="as in objective: {metric: loss, goal: min}"
+                f"{what} needs an objective: name the metric to optimise",
+                hint="as in objective: {metric: loss, goal: min}",
             )
         if study.warm_start is not None:
             if any(rule.prune is not None for rule in study.watch):
-                notes.append(
-                    f"{what} continues runs that it has stopped; those that a watch rule prunes are not continued"
-                )
+                notes.append(f"{what} continues the runs that it stopped, but not those that a watch rule pruned")
             notes.append(
                 f"{what} needs the steps of {study.objective.metric}, which the trainer logs, and continues runs from "
                 f"{' or '.join(study.warm_start.checkpoint)}"
@@ -36,8 +35,8 @@ def with_fidelity(study: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
             continue
         if rungs is None:
             raise LabError(
-                "pbt needs checkpoints: members continue from those of others",
-                hint="say in warm_start where runs save them (docs/autopilot.md)",
+                "pbt needs checkpoints: members continue from each other's",
+                hint="set in warm_start where runs save them (docs/autopilot.md)",
             )
         notes.append(
             "fidelity: runs are stopped early (asha) and never continued, since there is no warm_start that says where "

@@ -118,11 +118,11 @@ def _near(flag: str, places: Sequence[Concrete]) -> list[str]:
 
 
 def _hint(flag: str, key: str) -> str:
-    return f"say in lab.yaml which key it is: flags: {{{flag}: {key}}}"
+    return f"name the key in lab.yaml: flags: {{{flag}: {key}}}"
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value may be replaced by a number; None counts as an unset one."""
+    """Return whether a value may be replaced by a number; None counts as an unset one."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
@@ -169,15 +169,15 @@ def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig,
         names = [next(iter(entry.model_fields_set - {"variants"})) for entry in study.proposers if entry.queue is None]
         who = ", ".join(names) or "nobody: the study has no rules, search or agent"
         notes.append(
-            f"--decide: the next rounds are decided by {who}"
+            f"--decide: the next rounds are proposed by {who}"
             if options.decide
-            else "--no-decide: only configs and proposals of people are run"
+            else "--no-decide: only given configs and people's proposals run"
         )
     return (study.model_copy(update=update) if update else study), notes
 
 
 def _wandb_flags(options: RunOptions) -> list[str]:
-    """Return the W&B flags of the call as they were written."""
+    """Return the W&B flags of the call, as typed."""
     return [
         *(["--wandb-online"] if options.wandb_online else []),
         *([f"--wandb-entity {options.wandb_entity}"] if options.wandb_entity is not None else []),
@@ -233,7 +233,7 @@ def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
     if not record.runs():
         return None
     how = describe_conditions(setup)
-    return f"runs of this call are trained with {how}; they are not compared with runs that are trained otherwise"
+    return f"runs of this call are trained with {how}; they are not compared with runs that are trained differently"
 
 
 def describe_conditions(setup: Setup) -> str:

@@ -66,7 +66,7 @@ class Freezer:
             if self._key() == key:  # else it changed while it was copied
                 self._known = {key: FrozenState({**code, "frozen": tree.name}, tree)}
                 return self._known[key]
-        raise LabError("the code changes while it is copied", hint="wait, or `executor: {freeze: false}`")
+        raise LabError("the code changed while it was being copied", hint="wait, or `executor: {freeze: false}`")
 
     def of_run(self, run_id: str, attempt: int) -> FrozenState:
         """Return the state that an attempt at a run begins with: the current one, or that of its attempt before.
@@ -90,7 +90,7 @@ class Freezer:
         Args:
             tree: Its code.
             program: Its executable.
-            env: Its variables, beside those of the engine.
+            env: Its variables, in addition to the engine's.
         """
         before = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         given = [entry for entry in before.split(os.pathsep) if entry]

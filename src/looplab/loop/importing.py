@@ -111,7 +111,7 @@ def fit_config(run: ForeignRun, base: Base, guard: Guard, mapped: Mapping[str, s
         places = paths.find(run.config, name)
         if not places and key in short and short[key] in run.config:
             places = [(short[key],)]
-            notes.append(f"{short[key]} was taken for {key}")
+            notes.append(f"{short[key]} was read as {key}")
         value = paths.get(run.config, places[0]) if places else None
         if not places or isinstance(value, dict) or not _put(config, key, value):
             if key in knobs:
@@ -261,7 +261,7 @@ def _copy_files(run: ForeignRun, staged: Path) -> tuple[list[str], list[dict[str
     for file in run.files:
         name = os.path.relpath(file, run.source)
         if name.startswith((os.pardir, f"{folder.RECORD}{os.sep}")) and not name.endswith("train.log"):
-            continue  # the record of another looplab run, or a file outside of its folder
+            continue  # the record of another looplab run, or a file outside its folder
         if os.path.basename(name) == "train.log":
             name = f"{folder.RECORD}/train.log"
         try:

@@ -417,7 +417,7 @@ def evidence_of(judgement: Judgement, configuration: str | None) -> list[tuple[s
 
 
 class VerdictRecorder:
-    """Records verdicts and tells of them: in the ledger, in the summaries, in the lab book, to listeners."""
+    """Records and reports verdicts: in the ledger, in the summaries, in the lab book, to listeners."""
 
     def __init__(self, record: StudyLedger, outputs: Path, outbox: Outbox) -> None:
         self.configuration: str | None = None

@@ -51,7 +51,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the path refers to the open file."""
+    """Return whether the path refers to the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError:
@@ -65,7 +65,7 @@ def _read_holder(descriptor: int) -> tuple[str, str]:
 
 
 def _is_gone(pid: str) -> bool:
-    """Whether the process of this host whose pid is in the lock file no longer exists; False if that is unknown."""
+    """Return whether the process of this host with this pid no longer exists; False if that is unknown."""
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
@@ -76,7 +76,7 @@ def _is_gone(pid: str) -> bool:
 
 
 def _lives_elsewhere(descriptor: int, folder: Path) -> bool:
-    """Whether the lock file names a holder on another host that has shown a sign of life lately."""
+    """Return whether the lock file names a holder on another host that has recently shown a sign of life."""
     _, host = _read_holder(descriptor)
     if host in ("", os.uname().nodename) or network_disk(folder) is None:
         return False
@@ -127,7 +127,7 @@ class StudyLock:
                         where = f"pid {pid or 'unknown'}" + ("" if is_here else f" on host {host}")
                         raise BusyError(
                             f"study {self._study!r} has an engine already ({where})",
-                            hint="see it with `looplab attach`, end it with `looplab stop`"
+                            hint="follow it with `looplab attach`, stop it with `looplab stop`"
                             + ("" if is_here else f"; if that host is gone, try again in {SILENT_S:g} s"),
                         )
                     time.sleep(0.005)
@@ -141,7 +141,7 @@ class StudyLock:
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
-                hint = "" if os.path.isfile(self._path) else "remove what is there: looplab creates the file"
+                hint = "" if os.path.isfile(self._path) else "remove it: looplab creates the file"
                 if error.errno in NO_LOCKS:
                     hint = "this disk has no locks (Lustre needs the mount option flock): keep the ledger on a local "
                     hint += "disk, with `state_dir` in lab.yaml or LOOPLAB_STATE_DIR"

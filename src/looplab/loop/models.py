@@ -74,7 +74,7 @@ class ModelKeeper:
 
         Args:
             wake: Called from the thread after each copy.
-            record: Used to attribute checkpoints outside of the run folders to runs.
+            record: Used to attribute checkpoints outside the run folders to runs.
         """
         self._warm = warm
         self._record = record
@@ -124,7 +124,7 @@ class ModelKeeper:
             self._thread.join()
 
     def is_current(self, name: str, run: RunRow, recorded: dict[str, str]) -> bool:
-        """Whether `models/<name>` is the recorded copy of this run's checkpoint, according to its description.
+        """Return whether `models/<name>` is the recorded copy of this run's checkpoint, according to its description.
 
         Args:
             recorded: SHA-256 by path relative to the study's folder, from the ledger.
@@ -155,7 +155,7 @@ class ModelKeeper:
         """Record copies of checkpoints and name them; after a crash in between, the next engine copies again."""
         assert self._record is not None
         for copy in copies:
-            with self._record.ledger.write(), recorder.tolerant(copy.run, "keeping its model"):
+            with self._record.ledger.write(), recorder.tolerant(copy.run, "copying its model"):
                 if copy.error is not None:
                     raise copy.error
                 self._record.kept(copy.files)
@@ -166,7 +166,7 @@ class ModelKeeper:
                 except OSError as error:
                     if folder.concerns_lab(error, self._outputs):
                         raise
-                    notes = [f"its model could not be kept: {describe(error)}"]
+                    notes = [f"its model could not be copied: {describe(error)}"]
             for note in notes:
                 outbox.tell(Note(f"run {copy.run.id}: {note}", copy.run.id))
 

@@ -1,4 +1,4 @@
-"""What an engine says, held back until its transaction has ended: the ledger must not wait for a slow listener."""
+"""Messages of an engine, held back until its transaction has ended: the ledger must not wait for a slow listener."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Progress:
     done: int = 0
     failed: int = 0
     total: int | None = None
-    """Runs that there will be at most; None: unknown."""
+    """Maximum number of runs; None: unknown."""
     seconds: float = 0.0
     """Total seconds of the runs of this engine."""
     timed: int = 0

@@ -42,7 +42,7 @@ class PlaceMonitor:
             except (FileNotFoundError, NotADirectoryError):
                 return f"{what} is no longer at {path}: it was moved or deleted while the engine ran"
             if not os.path.samestat(now, before):
-                return f"{what} at {path} is another one than when the engine began"
+                return f"{what} at {path} is not the one that the engine started with"
         for path, linked in self._linked.items():
             if not linked and os.path.islink(path):
                 return f"{path} was replaced by a link while the engine ran"
@@ -74,7 +74,7 @@ def find_move(lab: Path) -> Move | None:
     if was["host"] == here["host"]:
         with contextlib.suppress(OSError, ValueError):
             if os.stat(was["path"]).st_ino == was["inode"]:
-                text = f"this lab is a copy of {was['path']}, which is still there: what runs there is not touched"
+                text = f"this lab is a copy of {was['path']}, which still exists: its runs are not touched"
                 return Move("copied", text, was)
     return Move("moved", f"the lab was at {was['path']} on host {was['host']} before", was)
 

@@ -51,14 +51,14 @@ COSTLY_S = 0.002
 KEPT_RATIO = 20.0
 """How long a costly sum over all runs is used, in multiples of the CPU time that it took."""
 CALLS_CHECKED = 200
-"""How many of the last calls of agents are looked for in the lab book after a crash."""
+"""Number of latest agent calls that are looked up in the lab book after a crash."""
 
 
 ResultT = TypeVar("ResultT")
 
 
 class Rationed(Generic[ResultT]):
-    """A function whose cost grows with the study, called at most a twentieth of the time.
+    """A function whose cost grows with the study; limited to a twentieth of the time.
 
     A call that took less than `COSTLY_S` of CPU time is made each time. The result of a longer one is kept for a while.
     """
@@ -93,7 +93,7 @@ class Planner:
         self.failure: str | None = None
         """Why the study ends before its work is done: an agent gave up, and the study is to stop then."""
         self.total: int | None = None
-        """How many runs there will be at most, where that is known."""
+        """Maximum number of runs, if known."""
         self._setup = setup
         self._study = study
         self._decider = decider
@@ -110,7 +110,7 @@ class Planner:
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
-        self._resting: float | None = None  # until then (`clock.now`) only people are asked: the rest has nothing
+        self._resting: float | None = None  # until then (`clock.now`) only people are polled: the others have nothing
         self._has_room = True
         # Sums over all runs. How many there are is counted apart, and never old.
         self._totals = Rationed(study.totals)
@@ -136,7 +136,7 @@ class Planner:
             self._filling = (unfilled, self._setup.round_size - len(decided))
 
     def retry_base(self, run: RunRow) -> None:
-        """Plan a base config again whose run was lost, failed or measured nothing, before everything else."""
+        """Plan a base config again if its run was lost, failed or measured nothing, before everything else."""
         done = base_runs(self._setup, self._study)
         base = next((base for base in self._bases if any(one.id == run.id for one in done.get(base.key, ()))), None)
         if base is None or self._room() <= 0:
@@ -153,7 +153,7 @@ class Planner:
 
     @property
     def resting(self) -> bool:
-        """Whether nothing can be proposed until a failed proposer is asked again."""
+        """Whether nothing can be proposed until a failed proposer is called again."""
         return self._has_room and self._resting is not None
 
     @property
@@ -166,7 +166,7 @@ class Planner:
             proposer.close()
 
     def refresh(self) -> None:
-        """Read proposal files that people changed. Called outside of any transaction, since it may take long."""
+        """Read proposal files that people changed. Called outside any transaction, since it may take long."""
         for proposer in self._file_proposers:
             proposer.refresh(self._study)
 
@@ -177,7 +177,7 @@ class Planner:
         self._follow_up(free)
         continuous = self._setup.options.continuous
         if self._setup.options.asked_only:
-            self.why = self.why or "what was asked for is done"
+            self.why = self.why or "everything requested is done"
             return
         if self.queue or not (continuous or idle):
             return
@@ -278,7 +278,7 @@ class Planner:
             plan = self._decider.plan_of(twin)
         except LabError:  # its folder is gone
             return None
-        why = f"the model believes in it: {best.mean:.5g} ± {best.sd:.2g} after {plural(best.runs, 'run')}"
+        why = f"best posterior mean: {best.mean:.5g} ± {best.sd:.2g} after {plural(best.runs, 'run')}"
         return self._take(self._decider.repeat(twin, plan, seed, why, by=search.name), round_)
 
     def _follow_up(self, free: int) -> None:
@@ -324,7 +324,7 @@ class Planner:
                 if request.again:
                     decision = replace(decision, role=Role.CONFIRMATION)
         except LabError as error:
-            self._tell(Note(f"the judge wants {request.point} once more, but {error}"))
+            self._tell(Note(f"the judge requested {request.point} again, but {error}"))
             return False
         self._take(decision, round_)
         return True
@@ -378,17 +378,17 @@ class Planner:
                 break  # a program whose every proposal is refused would never end
         if not planned and not self.thinking:
             problems = "; ".join(problem for problem in self._complaints.values() if problem)
-            self.why = problems or "no proposer has anything left to try (add with `looplab propose`)"
+            self.why = problems or "no proposer has anything left to try (add a proposal with `looplab propose`)"
             self._rest()
         return planned
 
     def _rest(self) -> None:
-        """Wait for a failed proposer, if there is one: nobody else has anything to propose."""
+        """Wait for a failed proposer, if there is one: no other proposer has anything to propose."""
         times = [one.retry_at for one in self._proposers if isinstance(one, FallibleProposer)]
         until = min((at for at in times if at is not None), default=None)
         if until is not None and self._resting is None and self.failure is None:
             wait = max(0.0, until - clock.now())
-            self._tell(Waiting(f"nothing else to try: the agent is asked again in {wait:.0f} s"))
+            self._tell(Waiting(f"nothing else to try: the agent is called again in {wait:.0f} s"))
         self._resting = until
 
     def _has_judged(self) -> bool:
@@ -520,7 +520,7 @@ class Planner:
         """Return what was used of the budget, which the study shares with its submitted commands."""
         totals = self._totals()
         usage = self._study.shared_usage(totals, self._submitted())
-        # A number of runs that a person says on the command line is about this study alone.
+        # A number of runs on the command line applies to this study only.
         return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage(totals).runs)
 
     def spent(self, usage: BudgetUsage | None = None) -> str | None:
@@ -566,7 +566,7 @@ def all_done(count: int, what: str) -> str:
 
 
 def find_search(proposers: Sequence[Proposer]) -> SearchProposer | None:
-    """Return the search among the proposers, also in a mix; None if there is none."""
+    """Return the search among the proposers, including those in a mix; None if there is none."""
     for proposer in proposers:
         if isinstance(proposer, Mix):
             return find_search(proposer.proposers)
@@ -591,7 +591,7 @@ def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) ->
             if not any(run.n > setup.options.since_run for run in done.get(base.key, ())):
                 wanted.append(base)
         elif not any(run.twin == first.id and run.proposer == base.proposer for run in since):
-            # With the same seed it says nothing about the spread.
+            # With the same seed it is not evidence about the spread.
             role = Role.REPLICATE if base.seed is None else Role.REPRODUCTION
             wanted.append(replace(base, role=role, twin=first.id, reason=f"{base.reason}, again"))
     return wanted

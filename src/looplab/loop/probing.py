@@ -49,7 +49,7 @@ INHERITED = ("flags", "normalise", "derive", "constraints", "seed", "determinist
              "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "suite", "executor",
              "resources", "retry",
 )  # fmt: skip
-"""Fields of the real study that the study of a probe has, too."""
+"""Fields that the study of a probe shares with the real study."""
 STALLED = "stalled"
 NOT_A_NUMBER = "not a number"
 LEAST_ROWS = 4
@@ -176,7 +176,7 @@ def probe_of(study: StudyConfig) -> ProbeConfig:
     """
     if study.probe is None:
         raise LabError(
-            f"study {study.name!r} does not say what to probe",
+            f"study {study.name!r} has no `probe` section",
             hint="add to lab.yaml, for example: probe: {sweep: {vec.num_workers: [1, 2, 4]}, metric: sps}",
         )
     return study.probe
@@ -297,7 +297,7 @@ def find_settings(setup: Setup, probe: ProbeConfig) -> list[Setting]:
         real = {path: _standing(decision.plan.config, path, value) for path, value in swept.items()}
         twin = known.get(decision.config_hash)
         if twin is not None:
-            settings.append(Setting(swept, edits, None, f"it comes to the same as {twin.name}"))
+            settings.append(Setting(swept, edits, None, f"the same as {twin.name}"))
             continue
         setting = Setting(real, edits, decision.config_hash, is_base=decision.config_hash == base_hash)
         known[decision.config_hash] = setting
@@ -321,7 +321,7 @@ def _standing(config: dict[str, Any], path: str, otherwise: Any) -> Any:
 
 
 def says_something(outputs: Path, run: RunRow) -> bool:
-    """Whether an ended run is evidence about its setting: not if a person stopped it, or if it was lost."""
+    """Return whether an ended run is evidence about its setting: not if a person stopped it, or if it was lost."""
     if run.status == "stopped":
         reason = folder.read_json(outputs / run.id, "summary.json", strict=False).get("reason") or ""
         return str(reason).startswith(WATCHED)
@@ -382,7 +382,7 @@ def _hash_in(source: str | None) -> str:
 
 def _withdraw(record: StudyLedger, wanted: set[str]) -> None:
     """Reject waiting proposals and stop planned runs whose config hash is not in `wanted`."""
-    why = "the sweep does not have it any more"
+    why = "no longer in the sweep"
     for row in record.proposals("waiting"):
         if _hash_in(row.source) not in wanted:
             record.reject(row.id, [{"key": "probe.sweep", "rule": "withdrawn", "message": why}])
@@ -444,7 +444,7 @@ def judge_rows(values: Sequence[float], metric: str) -> tuple[float | None, floa
     if mean <= 0:
         return mean, None, f"a {metric} of {mean:g}"
     if len(values) < LEAST_ROWS or len(late) < 2:
-        return mean, None, f"too short to tell: {plural(len(values), 'row')} of {metric}, {LEAST_ROWS} are needed"
+        return mean, None, f"too short to measure: {plural(len(values), 'row')} of {metric}, {LEAST_ROWS} are needed"
     return mean, stdev(late) / mean, ""
 
 
@@ -487,7 +487,7 @@ def advise(results: Sequence[Result], metric: str) -> Advice | None:
         gain = _speed(chosen) / _speed(base)
         reason += f"; {gain:.2f} times the base"
         if abs(gain - 1) <= max(chosen.cv or 0, base.cv or 0):
-            reason += ", which is no more than they vary"
+            reason += ", which is within their variation"
     return Advice(chosen, reason)
 
 

@@ -67,7 +67,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
 
 
 def _is_ours(run: RunRow) -> bool:
-    """Whether a run of this lab ended successfully."""
+    """Return whether a run of this lab ended successfully."""
     return run.status == "ok" and run.role != Role.IMPORTED
 
 
@@ -76,7 +76,7 @@ def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: P
     config = setup.study.objective
     summary = folder.read_json(run_dir, "summary.json", strict=False)
     if config is None or not summary:
-        return Remeasured(run.id, run.objective, run.objective, "its summary is gone" if not summary else "")
+        return Remeasured(run.id, run.objective, run.objective, "its summary is missing" if not summary else "")
     try:
         value = objective_value(from_dict(summary.get("metrics", {})), config.metric, config.at)
     except (LabError, TypeError, ValueError, AttributeError):  # mean(k) needs rows, which a summary does not have
@@ -100,7 +100,7 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
     if not run_dir.is_dir():
         return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
     if folder.is_linked(run_dir):
-        return Remeasured(run.id, run.objective, run.objective, "its folder is a link: nothing is written")
+        return Remeasured(run.id, run.objective, run.objective, "its folder is a link, so nothing is written")
     metrics = RunMetrics(setup.study, run_dir)
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
     summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)

@@ -50,12 +50,12 @@ def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]
             raise LabError(f"cannot be read: {error}", file=run_dir / path) from None
         if path not in recorded:
             raise LabError(
-                f"the chain does not say what {name} of run {run} was, so it may have been changed",
+                f"the chain does not say what {name} of run {run} was, so it may have changed",
                 file=run_dir / path,
-                hint="the ledger was rebuilt or is of an early version; run its config again with `looplab propose`",
+                hint="the ledger was rebuilt or has an early version; rerun its config with `looplab propose`",
             )
         if folder.hash_bytes(content) != recorded[path]:
-            raise LabError(f"{name} is not what it was when run {run} was launched", file=run_dir / path)
+            raise LabError(f"{name} has changed since run {run} was launched", file=run_dir / path)
     try:
         capsule = load_json(contents["capsule.json"])
     except UntrustedError as error:
@@ -105,7 +105,7 @@ def _check_shared(outputs: Path, name: str | None) -> None:
     """
     match = SHARED.fullmatch(name or "")
     if match is not None and (folder.hash_file(outputs / match[0]) or "")[:16] != match[1]:
-        raise LabError("is missing, or not what it was when it was written", file=outputs / match[0])
+        raise LabError("is missing or has changed since it was written", file=outputs / match[0])
 
 
 def place_of(lab: Path, run_id: str) -> Path | None:
@@ -127,27 +127,26 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
     commit = code.get("commit")
     unknown = doubt(code)
     if commit is None:
-        return [f"{unknown or 'the lab was not in git'}: the code is the one that is here now"]
+        return [f"{unknown or 'the lab was not in git'}: the code is the current one"]
     today = Capsules(lab, outputs).code()
     notes = [unknown] if unknown else []
     notes += [
-        f"{name}, outside of the lab, had uncommitted changes that were not kept"
-        for name in code.get("elsewhere") or ()
+        f"{name}, outside the lab, had uncommitted changes that were not kept" for name in code.get("elsewhere") or ()
     ]
     same = (today["commit"], today.get("patch")) == (commit, code.get("patch"))
     if same and not unknown and not doubt(today) and not code.get("elsewhere") and not today.get("elsewhere"):
         then, now = (side.get("left_out") or {} for side in (code, today))
         notes += [
-            f"{name} has changed since; its content is not kept, since it is made for secrets"
+            f"{name} has changed since; its content is not kept, since it is a file for secrets"
             for name in {**then, **now}
             if then.get(name) != now.get(name)
         ]
         changes = ", with its uncommitted changes" if code.get("patch") else ""
-        return [*notes, f"the code is as it was ({commit[:12]}{changes})"]
+        return [*notes, f"the code is unchanged ({commit[:12]}{changes})"]
     if code.get("redacted"):
         raise LabError(
             f"the uncommitted changes of this run held secrets, which were not kept: {', '.join(code['redacted'])}",
-            hint="its code cannot be checked out exactly; commit code before a run that is to be reproduced",
+            hint="its code cannot be checked out exactly; commit the code before a run that you want to reproduce",
         )
     top = work_tree(lab, timeout=GIT_S)
     home = lab / ".looplab" / "again" / run_id
@@ -162,7 +161,7 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
         f"the code of {commit[:12]} was checked out{', with its uncommitted changes' if code.get('patch') else ''}"
     ]
     notes += [
-        f"{name} had uncommitted changes that were not kept: it is made for secrets"
+        f"{name} had uncommitted changes that were not kept: it is a file for secrets"
         for name in code.get("left_out") or ()
     ]
     named = code.get("untracked") or []
@@ -170,7 +169,7 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
     for name in named:
         own = tree.parts_of(name)[len(below) :][:1] in OWN
         if not own and not os.path.lexists(checkout / name) and tree.copy(top, checkout, name):
-            notes.append(f"{name} was never in git: taken as it is now")
+            notes.append(f"{name} was never in git: the current version is used")
     more = (code.get("untracked_count") or 0) - len(named)
     if more > 0:
         notes.append(
@@ -203,9 +202,9 @@ def differences(lab: Path, outputs: Path, capsule: Mapping[str, Any], data: Fing
             changes.append(f"{name} has changed")
     before, after = (side.get("python") or {} for side in (capsule, now))
     if before.get("version") != after.get("version"):
-        changes.append(f"Python was {before.get('version')}, is {after.get('version')}")
+        changes.append(f"Python was {before.get('version')}, now {after.get('version')}")
     if before.get("packages") != after.get("packages"):
-        changes.append("other packages are installed: " + (_packages(outputs, before, after) or "not known which"))
+        changes.append("different packages are installed: " + (_packages(outputs, before, after) or "not known which"))
     for part in ("cpu", "gpus"):
         if capsule["machine"].get(part) != now["machine"].get(part):
             changes.append(f"{part}: was {capsule['machine'].get(part)}, is {now['machine'].get(part)}")

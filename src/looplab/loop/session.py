@@ -65,7 +65,7 @@ class SessionResult:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was asked for was done, and the study has a result unless nothing was run yet."""
+        """Whether everything requested was done, and the study has a result unless nothing has run yet."""
         if self.outcome.ending in (Ending.STOPPED, Ending.FAILED) or self.not_run:
             return False
         return self.has_result or not self.counts or bool(self.counts.get("planned"))
@@ -106,7 +106,7 @@ class Session:
             stack.enter_context(StudyLock(self.lab.folder, self.study.name))
             self.ledger = stack.enter_context(contextlib.closing(Ledger(path)))
             if self.lab.ledger_path != path:
-                raise LabError("the ledger was moved to another folder at this moment", hint="try again")
+                raise LabError("the ledger was being moved to another folder", hint="try again")
             self.record = StudyLedger(self.ledger, self.study.name)
             self._open = stack.pop_all()
         return self
@@ -149,7 +149,7 @@ class Session:
     def drive(self, setup: Setup) -> Outcome:
         """Run the engine to its end, with its executor, its reports and, in the main thread, its signals."""
         failures: list[Exception] = []
-        lock = threading.Lock()  # the report writer has threads of its own
+        lock = threading.Lock()  # the report writer has its own threads
 
         def emit(event: EngineEvent) -> None:
             with lock:
@@ -266,7 +266,7 @@ def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
         used = record.usage()
         return replace(setup, options=replace(options, since_run=used.runs, since_round=used.rounds))
     known = [
-        f"{base.base} was run before ({done[base.key][-1].id}) and is not run again; --again runs it once more"
+        f"{base.base} was run before ({done[base.key][-1].id}) and does not run again; --again reruns it"
         for base in bases
     ]
     return replace(setup, notes=(*setup.notes, *known))
@@ -279,8 +279,8 @@ def _named_not_run(setup: Setup, record: StudyLedger, did_nothing: bool) -> list
         return []
     left = bases_to_run(setup, record, [decide_base(setup, base) for base in setup.bases])
     if did_nothing and not left:
-        return [f"{base.name} was run before and is not run again (see --again)" for base in setup.bases]
-    return [f"{base.base} was not run (give it room with --rounds or --runs)" for base in left]
+        return [f"{base.name} was run before and does not run again (see --again)" for base in setup.bases]
+    return [f"{base.base} was not run (allow more with --rounds or --runs)" for base in left]
 
 
 # -- options
@@ -326,8 +326,8 @@ def options_to_resume(record: StudyLedger, lab: Path) -> RunOptions:
     options = last_options(record, lab)
     if any(HIDDEN in word for word in options.extra):
         raise LabError(
-            "the last `run` had a secret among the trainer's arguments, which is not kept",
-            hint="continue with `looplab run … -- …`, or give it in the environment",
+            "the last `run` had a secret among the trainer's arguments, which is not stored",
+            hint="continue with `looplab run … -- …`, or pass it in the environment",
         )
     return options
 
@@ -337,8 +337,8 @@ def check_detachable(options: RunOptions) -> None:
     if redact_argv(options.extra) != list(options.extra):
         raise LabError(
             "a secret among the trainer's arguments does not reach a study in the background, since the ledger does "
-            "not keep it",
-            hint="give it in the environment",
+            "not store it",
+            hint="pass it in the environment",
         )
 
 
@@ -358,10 +358,10 @@ def start_detached(lab: LabConfig, study: StudyConfig) -> tuple[int, Path]:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             printed = log.read_bytes()[start:].decode(errors="replace").strip()
-            if process.returncode in (0, 1):  # it has done all that there was to do
+            if process.returncode in (0, 1):  # it had nothing left to do
                 break
             error = BusyError if process.returncode == BusyError.exit_code else LabError
-            raise error(f"the engine ended at once: {printed.removeprefix('looplab: ')}")
+            raise error(f"the engine exited at once: {printed.removeprefix('looplab: ')}")
         if engine_pid(lab.folder, study.name) == process.pid:
             break
         time.sleep(0.02)
@@ -376,24 +376,28 @@ def stop_study(lab: LabConfig, study: StudyConfig, record: StudyLedger, run: Run
     if pid is not None and drain:
         record.command("drain")
         return (
-            f"the engine (pid {pid}) starts no more runs and exits when the current ones have ended; "
+            f"the engine (pid {pid}) starts no new runs and exits when the running ones have ended; "
             "`looplab resume` continues"
         )
     if pid is not None:
         record.command("stop", run=run.id if run else None)
         who = f"run {run.id}" if run else f"the engine (pid {pid})"
         return (
-            f"{who} has stopped" if _await_stop(lab, study, record, run) else f"{who} was asked to stop, and still runs"
+            f"{who} has stopped"
+            if _await_stop(lab, study, record, run)
+            else f"{who} was asked to stop, but is still running"
         )
     if drain:
-        return "no engine is running: nothing will be started"
+        return "no engine is running, so nothing will start"
     outputs = study_folder(lab.folder, study.name)
     runs = [run] if run else [*record.runs(state="queued"), *record.runs(state="running")]
     with contextlib.closing(make_executor(lab.folder, _last_study(study, record, lab.folder))) as executor:
         stopped, unseen = executor.stop_detached([outputs / one.id for one in runs], study.launch.grace)
     what = f"stopped {', '.join(stopped)} (`looplab resume` records it)" if stopped else "no training is alive"
     if unseen:
-        what += f"; {', '.join(unseen)} may run on another host or in another container, and cannot be ended from here"
+        what += (
+            f"; {', '.join(unseen)} may run on another host or in another container, and cannot be stopped from here"
+        )
     return f"no engine is running; {what}"
 
 

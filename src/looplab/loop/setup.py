@@ -95,7 +95,7 @@ class RunOptions:
     autopilot: bool = False
     """One proposal at a time."""
     asked_only: bool = False
-    """Run only what was asked for explicitly; start no round."""
+    """Run only what was requested explicitly; start no round."""
     keep_going: bool = False
     """Continue even if no base config works."""
     stop_on_failure: bool = False
@@ -117,7 +117,7 @@ class RunOptions:
 
 
 NO_GIT = (
-    "the lab is not in git: of its code only hashes are recorded, so runs can be reproduced only while the code is "
+    "the lab is not in git: only hashes of its code are recorded, so runs can be reproduced only while the code is "
     "unchanged (`git init`, then commit)"
 )
 COMPARED = (
@@ -182,7 +182,7 @@ class Setup:
 
     @property
     def watches(self) -> bool:
-        """Whether running runs may be stopped by what they measure."""
+        """Whether running runs may be stopped because of their metrics."""
         stops = any(
             one.pbt is not None or (one.search is not None and one.search.fidelity is not None)
             for one in self.study.proposers
@@ -190,7 +190,7 @@ class Setup:
         return stops or bool(self.study.watch)
 
     def is_unusable(self, run: RunRow) -> bool:
-        """Whether a run has ended without a result that others can be compared with."""
+        """Return whether a run has ended without a result that others can be compared with."""
         if run.state != "ended":
             return False
         if run.status == "ok":
@@ -268,7 +268,7 @@ def base_paths(lab: Path, study: StudyConfig, options: RunOptions) -> dict[str, 
     """Return the files of the base configs by name, in order.
 
     Raises:
-        LabError: There is no base config, one is named twice, or one is outside of the lab.
+        LabError: There is no base config, one is named twice, or one is outside the lab.
     """
     names = options.cfgs or tuple(study.base)
     if not names:
@@ -338,7 +338,7 @@ def _tracked(
     if table is not None and lacking:
         keys = " and ".join(show((*table, what)) for what in lacking)
         notes.append(
-            f"{keys}: not in the config, so track.wandb reaches the trainer there by the environment alone; "
+            f"{keys}: not in the config, so track.wandb reaches the trainer only through the environment; "
             "if it has such a key, add it, or name it in track.wandb.keys"
         )
     return with_values(config, values), notes, {show(place): not has(config, place) for place in values}
@@ -443,8 +443,8 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     missing = missing_for_formal(study, slots, devices, bases, options.extra)
     if missing and not options.informal:
         raise LabError(
-            f"study {study.name!r} requires of a formal run: {'; '.join(missing)}",
-            hint="--informal runs without, and says so",
+            f"study {study.name!r} requires for a formal run: {'; '.join(missing)}",
+            hint="--informal runs without it and records that",
         )
     with lab.at(study, "launch", "cwd"):
         cwd = find_cwd(lab.folder, study.launch.cwd)
@@ -477,7 +477,7 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
 
 
 def resolved_configuration(setup: Setup) -> dict[str, Any]:
-    """Return everything that determines which runs are made and how they are judged, with defaults, without secrets.
+    """Return all settings that determine which runs are planned and how they are judged, with defaults but no secrets.
 
     Devices and slots are left out: they affect the speed of a study, not its results.
     """
@@ -506,7 +506,7 @@ def find_cwd(lab: Path, cwd: str) -> Path:
     This is the trainer's working directory, or the lab if the trainer starts in its run folder.
 
     Raises:
-        LabError: The folder does not exist, or is outside of the lab.
+        LabError: The folder does not exist, or is outside the lab.
     """
     folder = inside(lab, "." if cwd == RUN_FOLDER else cwd, "launch.cwd")
     if not folder.is_dir():
@@ -552,7 +552,7 @@ def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
 
 
 def _reaches(study: StudyConfig, seed: Concrete) -> bool:
-    """Whether the value of this key reaches the trainer, through the config, `{seed}` or `{config.KEY}`."""
+    """Return whether the value of this key reaches the trainer, through the config, `{seed}` or `{config.KEY}`."""
     launch = study.launch
     templates = (*launch.command, *launch.env.values())
     words = (SEED_VARIABLE, f"{{config.{show(seed)}}}")
@@ -560,7 +560,7 @@ def _reaches(study: StudyConfig, seed: Concrete) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a value is an integer; bool does not count."""
+    """Return whether a value is an integer; bool does not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -572,7 +572,7 @@ def unsearched(setup: Setup) -> set[str]:
 
 
 def agent_warnings(study: StudyConfig, lab: Path) -> list[str]:
-    """Return a warning for each agent that can write outside of its folder on this machine."""
+    """Return a warning for each agent that can write outside its folder on this machine."""
     agents = [entry.agent for entry in study.proposers if entry.agent is not None]
     if not agents:
         return []
@@ -624,7 +624,7 @@ def make_proposers(
         elif entry.search is not None:
             if study.objective is None:
                 raise LabError(
-                    "search needs an objective: say which metric counts",
+                    "search needs an objective: name the metric to optimise",
                     file=setup.lab / "lab.yaml",
                     hint="`looplab try` shows what the trainer measures, `looplab objective METRIC` writes it",
                 )
@@ -662,7 +662,7 @@ def make_proposers(
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
         elif entry.plugin is not None:
             if Origin.of(entry.plugin) is not Origin.PROPOSER:
-                raise LabError(f"a proposer cannot have the name {entry.plugin!r}, which looplab uses itself")
+                raise LabError(f"a proposer cannot have the name {entry.plugin!r}, which is reserved")
             objective = study.objective
             context = ProposerContext(
                 lab=setup.lab,

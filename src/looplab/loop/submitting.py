@@ -53,7 +53,7 @@ LIMITS = ("timeout", "budget")
 INHERITED = ("flags", "objective", "deterministic", "mix", "round_size", "slots", "measure", "track", "anchor", "data",
              "evaluator", "keep_going", "pipeline", "stages", "case", "executor", "suite",
              "resources", "retry")  # fmt: skip
-"""Fields of the real study that the study of its commands has, too."""
+"""Fields that the study of the commands shares with the real study."""
 STOPPED = ("stopped", "drained")
 OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_STATE_DIR", "LOOPLAB_DEBUG")
 """LOOPLAB_* variables that an engine inherits; the others describe a single run."""
@@ -71,7 +71,7 @@ def jobs_study(lab: LabConfig, study: StudyConfig) -> StudyConfig:
     name = study.name + JOBS_SUFFIX
     if name in lab.studies:
         raise LabError(
-            f"the lab has a study {name!r}, which is the name for the commands of {study.name!r}",
+            f"the lab has a study {name!r}, which is the name reserved for commands of {study.name!r}",
             hint="rename that study",
         )
     limits = [rule for rule in study.watch if rule.kind in LIMITS]
@@ -149,7 +149,7 @@ class JobQueue:
 
 
 def start_engine(lab: Path, study: str, owner_pid: int = 0) -> subprocess.Popen[bytes]:
-    """Start the engine of a study's commands in its own session; it exits by itself when idle.
+    """Start the engine of a study's commands in its own session; it exits when idle.
 
     A process that is killed together with its descendants, such as an agent under its supervisor, must not start the
     engine itself. Another process starts it and passes the pid for which it stays alive (`owner_pid`; 0: none).
@@ -190,7 +190,7 @@ class SubmittedJob:
         return hashlib.sha256(canonical_json({"argv": self.argv, "cwd": self.cwd})).hexdigest()[:16]
 
     def is_as(self, files: Mapping[str, str]) -> bool:
-        """Whether the files of an earlier identical call are unchanged.
+        """Return whether the files of an earlier identical call are unchanged.
 
         Files that did not exist then are ignored: they are outputs of the command, not inputs.
 
@@ -224,13 +224,13 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
         env: Variables that the lab file sets for every run.
 
     Raises:
-        LabError: The command is empty, contains a secret, is outside of the lab, or its program is not found.
+        LabError: The command is empty, contains a secret, is outside the lab, or its program is not found.
     """
     if not argv or not argv[0]:
         raise LabError("no command is given", hint="looplab submit -- python train.py --lr 0.1")
     if redact_argv(argv) != list(argv):
         raise LabError(
-            "a secret is among the arguments, and the ledger does not keep it", hint="give it in the environment"
+            "the arguments contain a secret, which the ledger does not store", hint="pass it in the environment"
         )
     folder = inside(lab, cwd, "the command's folder")
     try:
@@ -238,7 +238,7 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
     except LabError as error:
         what = error.message.removeprefix("trainer not found: ")
         raise LabError(
-            f"the command cannot be run: {what}", hint="no shell is involved: one word, one argument"
+            f"the command cannot be run: {what}", hint="no shell is involved: each word is one argument"
         ) from None
     return SubmittedJob(
         tuple(argv), program, os.path.relpath(folder, lab.resolve()), _named_files(lab.resolve(), folder, argv)
@@ -302,7 +302,7 @@ def run_of(record: StudyLedger, proposal: int) -> RunRow | None:
     """
     row = record.proposal(proposal)
     if row.status == "rejected":
-        raise LabError("the command was refused: " + "; ".join(str(p["message"]) for p in row.problems))
+        raise LabError("the command was rejected: " + "; ".join(str(p["message"]) for p in row.problems))
     return record.run(row.run) if row.run is not None else None
 
 
@@ -312,7 +312,7 @@ def before(record: StudyLedger, proposal: int) -> int:
 
 
 def was_told(record: StudyLedger, run: str) -> bool:
-    """Whether the result of a run has been reported to a caller."""
+    """Return whether the result of a run has been reported to a caller."""
     return bool(record.events_of("told", run))
 
 

@@ -100,7 +100,7 @@ def _roots(warm: WarmStartConfig, lab: Path) -> list[Path]:
 
 
 def _check_allowed(path: Path, warm: WarmStartConfig, lab: Path) -> None:
-    """Raise a LabError for a file outside of the lab, unless the lab file allows its folder."""
+    """Raise a LabError for a file outside the lab, unless the lab file allows its folder."""
     if not any(path.is_relative_to(root) for root in _roots(warm, lab)):
         raise LabError(
             f"{warm.source}: {path} leads out of the lab",
@@ -150,7 +150,7 @@ def _changed_at(path: Path) -> float:
 
 
 def _shared(pattern: str, warm: WarmStartConfig, lab: Path, run: RunRow, record: StudyLedger | None) -> list[Path]:
-    """Return the files outside of the run folder that were written while this run was running.
+    """Return the files outside the run folder that were written while this run was running.
 
     Raises:
         LabError: Another run was running at the same time, or a file is in a folder that is not allowed.
@@ -161,7 +161,7 @@ def _shared(pattern: str, warm: WarmStartConfig, lab: Path, run: RunRow, record:
         overlaps = other.started is not None and other.started < run.ended and (other.ended or math.inf) > run.started
         if other.id != run.id and overlaps:
             raise LabError(
-                f"runs {run.id} and {other.id} ran at the same time, so it is not known which of them wrote {pattern}",
+                f"runs {run.id} and {other.id} ran at the same time, so it is unknown which of them wrote {pattern}",
                 hint="let the trainer write below {run_dir}, or run one at a time (slots: {count: 1})",
             )
     root = Path(pattern).anchor
@@ -197,5 +197,5 @@ def check_start(start: Mapping[str, Any]) -> None:
     """
     digest = folder.hash_file(start["path"])
     if digest != start["sha256"]:
-        what = "is gone" if digest is None else "has changed since the run was decided on"
+        what = "is gone" if digest is None else "has changed since the run was planned"
         raise LabError(f"the checkpoint {start['path']} {what}")

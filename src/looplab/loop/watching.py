@@ -40,7 +40,7 @@ WATCH_S = 0.2
 READING_SHARE = 0.42
 """Share of one core that reading may use; the time between two readings is stretched accordingly."""
 CREDIT_S = 0.35
-"""CPU time that reading may use at once, at most, after it has used less than its share."""
+"""Maximum CPU time that reading may use in a burst after it has used less than its share."""
 ALERT_S = 15.0
 """Seconds to wait for each pending alert when the engine ends."""
 
@@ -118,7 +118,7 @@ class RunMonitor:
         if until is None or step is None or step < until * (1 - TOLERANCE):
             return []
         self._until[run.id] = None
-        text = f"step {step:g} of {until:g} is reached; it can be continued from there"
+        text = f"reached step {step:g} of {until:g}; it can be continued from there"
         return [Alarm(RUNG, run.id, True, (), 0, None, None, text, step, {})]
 
     def apply(self, run: RunRow, alarm: Alarm) -> None:
@@ -154,20 +154,20 @@ class RunMonitor:
     def _requeue(self, run: RunRow, alarm: Alarm) -> str:
         """Propose the run again with the edits of the rule; return what was done, in words."""
         if run.role not in DECIDED:
-            return "stopped; a repetition is not tried again with edits"
+            return "stopped; a replicate is not requeued with edits"
         depth, before = 0, run
         while before.proposer == Origin.WATCH and before.parent is not None:
             depth, before = depth + 1, self._record.run(before.parent)
         if depth >= alarm.requeues:
-            return f"stopped; it was sent back {plural(depth, 'time')} already"
+            return f"stopped; it was already requeued {plural(depth, 'time')}"
         config = self._record.config_of(run, self._outputs / run.id)
         resolved, stuck = resolve(config, [parse_edit(edit) for edit in alarm.requeue], {}, self._knobs)
         if not resolved:
-            return f"stopped; nothing is left to change: {'; '.join(stuck)}"
+            return f"stopped; there is nothing left to change: {'; '.join(stuck)}"
         edits = [str(edit) for edit in resolved]
         source = f"{Origin.WATCH}:{run.id}:{alarm.rule}"
         id_ = self._record.propose(Origin.WATCH, edits, f"{alarm.rule}: {alarm.text}", parent=run.id, source=source)
-        return f"tried again with {' '.join(edits)}" if id_ is not None else "sent back already"
+        return f"requeued with {' '.join(edits)}" if id_ is not None else "already requeued"
 
     def ended(self, run: RunRow, metrics: RunMetrics | None, by_itself: bool) -> None:
         """Pass a finished run to the pruners, after a check of its last measurements.
@@ -180,7 +180,7 @@ class RunMonitor:
         """
         rest = metrics.rest if metrics is not None else {}
         if by_itself and metrics is not None:
-            self._until[run.id] = None  # it has ended by itself
+            self._until[run.id] = None  # it ended on its own
             for batch in (rest, {}):
                 for alarm in self.look(run, metrics, batch, None):
                     self.apply(run, replace(alarm, stops=False))
@@ -265,7 +265,7 @@ class LiveMetrics:
     def _look(
         self, monitor: RunMonitor, run: RunRow, metrics: RunMetrics, batch: Batch, budget_used: str | None
     ) -> list[Alarm]:
-        """Return the alarms of the watch rules for a run; rules that fail on its metrics are not asked again."""
+        """Return the alarms of the watch rules for a run; rules that fail on its metrics are not evaluated again."""
         if metrics.failed is not None:
             return []
         try:

@@ -30,7 +30,7 @@ class NumberColumns:
         self._above = ""
         """The last line that is not a row."""
         self._rows: list[list[float]] = []
-        """Rows before it is certain that the first column counts; then the last row alone."""
+        """Rows until it is certain that the first column is a counter; then only the last row."""
         self._names: list[str] = []
         self._is_confirmed = False
 

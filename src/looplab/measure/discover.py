@@ -44,7 +44,7 @@ _JSONL = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|logs?|history|progress|scal
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation|scalars|logs?)\.json")
 """Files that trainers write at their end, or to which they add a line from time to time."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
-"""Text that trainers write beside what they print, or instead; W&B has its own `debug.log`."""
+"""Text that trainers write in addition to their output, or instead of it; W&B has its own `debug.log`."""
 IGNORED = frozenset(
     {
         "checkpoints",

@@ -21,7 +21,7 @@ from looplab.measure.summary import Directions, Goal, MetricSummary, Summariser
 CACHE_NAME = ".measure-cache.json"
 _VERSION = 1
 _MIN_POOL_SIZE = 16 << 20
-"""Bytes to read above which a process pool is worth starting."""
+"""Number of bytes above which starting a process pool pays off."""
 
 _FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.json|events\.out\.tfevents\..+")
 _WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")

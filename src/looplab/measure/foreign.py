@@ -77,7 +77,7 @@ class Unreadable:
 
 
 Count = Callable[[Mapping[str, Any]], int]
-"""Counts the study's knobs in a config; the file with the most is taken as the run's config."""
+"""Counts the study's knobs in a config; the file with the most becomes the run's config."""
 
 
 def run_folders(root: Path) -> list[Path]:

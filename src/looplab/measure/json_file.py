@@ -17,7 +17,7 @@ from looplab.measure.words import is_result
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
 SETTINGS = frozenset({"config", "params", "args", "hparams", "hyperparameters", "settings", "options", "arguments"})
-"""Keys of what a trainer was called with."""
+"""Keys that hold a trainer's arguments."""
 MAX_SIZE = 16 << 20
 """Maximum size of a file, in bytes; a larger one is not read."""
 

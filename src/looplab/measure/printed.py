@@ -66,7 +66,7 @@ _ALONE = re.compile(
     r"\s*+[A-Za-z_][\w./@-]*+(?:(?: [A-Za-z][\w-]{0,31}){1,2}\s)?\s++[-+]?\d++\.\d++(?:[eE][-+]?\d++)?\s?%?\s*+\Z",
     re.ASCII,
 )
-"""A name and a number with decimals that are a line of their own: `  Max 90.0`, `log loss    0.31`."""
+"""A name and a number with decimals on a separate line: `  Max 90.0`, `log loss    0.31`."""
 _AT_STEP = re.compile(
     r"(?<![^\s,;|(\[])(?P<key>[A-Za-z_][\w./-]*+) @ ?(?P<what>(?i:step|epoch|iter|iteration|update|round) )?"
     r"(?P<step>\d{1,15})(?=\s?[:=]\s)",

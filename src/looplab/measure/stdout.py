@@ -32,7 +32,7 @@ from looplab.untrusted import UntrustedError, load_json
 MAX_LINE = 4096
 """Bytes of a line that are read; the rest is ignored."""
 LAST_LINE = "last_line"
-"""Metric of a text that names none, and whose last line is a number alone."""
+"""Metric of an output that names none and whose last line is a lone number."""
 MAX_JSON = 256 << 10
 """Characters of an indented JSON object that is read as a whole."""
 MAX_HELD = 10_000
@@ -83,9 +83,9 @@ class StdoutSource(LineSource):
     def on_restart(self) -> None:
         self._rank = INDEX
         self._is_rank_sure = False
-        """Whether a line with metrics had the step; a step alone may be a setting."""
+        """Whether a line with metrics had the step; a lone step may be a setting."""
         self._has_both = False
-        """Whether a line had an iteration beside a more reliable step, so that they are different counts."""
+        """Whether a line had an iteration next to a more reliable step, so that they are different counts."""
         self._last_step: float | None = None
         self._epoch = self._batch = -1.0
         self._first_epoch = 1.0
@@ -116,7 +116,7 @@ class StdoutSource(LineSource):
         """The lines so far of an indented JSON object; empty outside."""
         self._json_size = 0
         self._last_number: float | None = None
-        """The last line, if it is a number alone."""
+        """The last line, if it is a lone number."""
         self._has_metrics = False
         """Whether any line so far had a metric."""
 

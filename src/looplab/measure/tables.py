@@ -38,7 +38,7 @@ class Tables:
 
     def __init__(self, wanted: Collection[str] = ()) -> None:
         self._wanted = wanted
-        """Names that are metrics, whatever their words tell."""
+        """Names that are always metrics."""
         self._box: list[tuple[str, str]] = []
         """Names and values of the current box."""
         self._group = ""

@@ -1,4 +1,4 @@
-"""What the words of a printed name tell: whether it is a metric, a setting, or neither."""
+"""Classify printed names by their words: metric, setting, or neither."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from looplab.measure.summary import METRIC_WORDS
 EPOCH = len(STEP_NAMES)
 """Rank of `epoch` and `episode` among the names of the step."""
 BATCH = EPOCH - 1
-"""Rank of a batch of an epoch without a name of its own: `Epoch: [3][10/391]`."""
+"""Rank of a batch of an epoch without its own name: `Epoch: [3][10/391]`."""
 INDEX = EPOCH + 1
 """Rank of a number without a name: `[10] loss: 0.3`, or the position of a progress bar."""
 RANK = {name: rank for rank, name in enumerate(STEP_NAMES) if name != "epoch"} | {
@@ -81,7 +81,7 @@ def is_never_metric(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_setting(name: str) -> bool:
-    """Return whether a name is rather that of a setting, a size or a count: `batch_size`, `loss_weight`."""
+    """Return whether a name probably means a setting, a size or a count: `batch_size`, `loss_weight`."""
     return not _SETTINGS.isdisjoint(words_of(name))
 
 
@@ -92,5 +92,5 @@ def has_metric_word(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_result(name: str) -> bool:
-    """Return whether a name is that of a result even if nothing around it says so: `val_loss`, `accuracy`."""
+    """Return whether a name means a result even without context: `val_loss`, `accuracy`."""
     return not _QUALITY.isdisjoint(words_of(name)) and not is_setting(name)

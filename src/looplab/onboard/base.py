@@ -1,7 +1,7 @@
 """Data types: a script, its settings, and how they reach it (`Interface`); the contract of readers.
 
 A reader knows one way in which scripts take settings (argparse, Hydra, globals, …). It looks at the source text first
-and never runs the script by itself: `Script.introspect` does, with `--help` and under a time limit.
+and never runs the script itself: `Script.introspect` does, with `--help` and under a time limit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScriptSetting:
     spread: bool = False
     """Whether a list is written as several words: `--layers 64 64`."""
     flag: str | None = None
-    """The flag as it is written, if it is not `--<name>`."""
+    """The flag's spelling, if it is not `--<name>`."""
     off: str | None = None
     """The flag that makes a bool false; None: `--no-<name>` for a switch."""
     aliases: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Interface:
     leading: tuple[str, ...] | None = None
     """Words between the script and its settings, of a script with commands; None: those without a placeholder."""
     typed: tuple[str, ...] | None = None
-    """What a person typed for the settings; None: all that follows the script."""
+    """What a person typed for the settings; None: everything after the script."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ class Script:
 
     @cached_property
     def introspection(self) -> Introspection:
-        """What `--help` says; the script is started for that, once."""
+        """Output of `--help`; the script is started once for that."""
         return introspect(self)
 
     @cached_property
     def first_output(self) -> Introspection:
-        """What it says when it is started with `--help`, even if nothing in it reads a command line."""
+        """Its output with `--help`, even if nothing in it reads a command line."""
         if self.introspection.printed:
             return self.introspection
         started = introspect(self, DOOR_S, always=True)

@@ -66,7 +66,7 @@ class FailedProgram:
     """A run that failed, with what is known about it."""
 
     text: str
-    """The end of what it printed."""
+    """The end of its output."""
     code: int | None = None
     signal: int | None = None
     script: str = "the script"
@@ -113,7 +113,7 @@ def diagnose(failure: FailedProgram) -> Diagnosis | None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something; empty: there is none."""
+    """Return the last informative line; empty: there is none."""
     lines = [line for line in map(_plain, text.splitlines()) if re.search(r"\w", line)]
     return clean_line(lines[-1].strip(), MAX_LINE) if lines else ""
 
@@ -189,7 +189,7 @@ def _package(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     module = found["module"].split(".")[0]
     if module in failure.own:
         return (
-            f"{failure.script} does not find {found['module']}, a module of its own project",
+            f"{failure.script} does not find {found['module']}, a module of the project",
             "start it as its README does (python -m …), or set launch.env: {PYTHONPATH: …} in lab.yaml",
         )
     package = PACKAGES.get(module, module)
@@ -214,7 +214,7 @@ def _syntax(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
 
 def _gpu(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     name = failure.setting("device", "accelerator", "cuda", "gpu", "gpus", "cpu")
-    what = "it needs a GPU, and finds none"
+    what = "it needs a GPU, but finds none"
     if name is None:
         return what, (
             "run it on a machine with a GPU; if it has an option for its device (`--device cpu`), add that to "
@@ -247,9 +247,9 @@ def _stdin(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
         "",
     )
     asked = re.sub(r"\s*(Traceback \(most.*|Aborted!.*|EOFError.*)$", "", asked).strip()
-    return "it asks for input, and a run has none" + (
+    return "it asks for input, but a run has no stdin" + (
         f" (it printed: {clean_line(asked, 80)})" if re.search(r"\w", asked) else ""
-    ), "give it these values as options or in a file; a script that asks cannot be run by itself"
+    ), "pass these values as options or in a file; a script that asks for input cannot run unattended"
 
 
 def _network(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
@@ -269,7 +269,7 @@ def _http(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     urls = re.findall(r"https?://[^\s'\"<>)\]]+", "\n".join(failure.lines))
     where = f" ({urls[-1]})" if urls else ""
     if found["code"] in ("401", "403"):
-        return f"a download was refused: {found['code']}{where}", "log in or ask for access, then try again"
+        return f"a download was denied: {found['code']}{where}", "log in or ask for access, then try again"
     return f"a download failed: {found['code']}{where}", "the address may have changed: get the files by hand"
 
 
@@ -277,11 +277,11 @@ def _exists(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     path = next((text for text in found.groupdict().values() if text), None)
     if failure.in_run_dir:
         return (
-            f"its output {path or 'folder'} exists already",
+            f"its output {path or 'folder'} already exists",
             "pass {out_dir} for it and set launch.output_dir: absent in lab.yaml: a path that does not exist yet",
         )
     return (
-        f"its output {path or 'folder'} exists already: a second run collides with the first",
+        f"its output {path or 'folder'} already exists: a second run collides with the first",
         "set launch.cwd: run in lab.yaml, or pass {out_dir} for it with launch.output_dir: absent",
     )
 
@@ -294,7 +294,7 @@ def _needs(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
         for name in names.replace("'", "").split(", ")
     )
     return f"{failure.script} needs {names}" + (f" ({usage})" if usage else ""), (
-        f"add it to launch.command in lab.yaml, or begin again: looplab init {failure.script} {words}"
+        f"add it to launch.command in lab.yaml, or start over: looplab init {failure.script} {words}"
     )
 
 
@@ -365,9 +365,9 @@ def _signal(failure: FailedProgram) -> Diagnosis:
         )
     if number in (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE):
         return Diagnosis(
-            "crash", f"it crashed ({name}) in compiled code", "try it with PYTHONFAULTHANDLER=1 in launch.env"
+            "crash", f"it crashed ({name}) in compiled code", "to see where, set PYTHONFAULTHANDLER=1 in launch.env"
         )
-    return Diagnosis("signal", f"it was ended from outside by {name}")
+    return Diagnosis("signal", f"it was killed from outside by {name}")
 
 
 Case = tuple[str, re.Pattern[str], Description]
@@ -419,7 +419,7 @@ CASES: tuple[Case, ...] = (
         r"api_key not configured|No API key configured|wandb\.errors\.(?:errors\.)?(?:UsageError|AuthenticationError)"
         r".*(?:key|log ?in)",
         _said(
-            "it logs to Weights & Biases and nobody is logged in",
+            "it logs to Weights & Biases, but nobody is logged in",
             "set launch.env: {{WANDB_MODE: offline}} in lab.yaml; looplab reads the offline files",
         ),
     ),
@@ -480,7 +480,7 @@ CASES: tuple[Case, ...] = (
         "distributed",
         r"env:// rendezvous: environment variable (?P<name>\w+) expected",
         _said(
-            "it expects to be started by torchrun ({name} is not set)",
+            "it must be started with torchrun ({name} is not set)",
             "put torchrun and its options before the script in launch.command, in lab.yaml",
         ),
     ),
@@ -497,17 +497,17 @@ CASES: tuple[Case, ...] = (
         r"no display name and no \$DISPLAY|could not connect to display|No available video device|cannot open display"
         r"|Unable to open display",
         _said(
-            "it opens a window, and a run has no screen",
+            "it opens a window, but a run has no display",
             "set launch.env: {{MPLBACKEND: Agg, SDL_VIDEODRIVER: dummy}} in lab.yaml, or turn its plots off",
         ),
     ),
     _case(
-        "disk", r"No space left on device|Disk quota exceeded", _said("the disk is full", "make room, then try again")
+        "disk", r"No space left on device|Disk quota exceeded", _said("the disk is full", "free space, then try again")
     ),
     _case(
         "permission",
         r"(?:PermissionError: \[Errno 13\] Permission denied: '|Read-only file system: ')(?P<path>[^']+)",
-        _said("it may not write or read {path}", "pass {{out_dir}} for its output, in launch.command"),
+        _said("it has no permission to read or write {path}", "pass {{out_dir}} for its output, in launch.command"),
     ),
     _case("file", r"FileNotFoundError: .*No such file or directory: b?'(?P<path>[^']+)'", _no_file),
     _case("file", r"FileNotFoundError: (?P<message>[^\n]*?)(?P<path>[\w.-]*/[\w./-]+|\w+\.\w+)", _no_file),

@@ -56,7 +56,7 @@ def record(framework: str, options: Options, **more: Any) -> None:
     write()
 
 
-# -- what a script must not do while it is asked
+# -- what a script must not do during introspection
 
 
 REAL_OPEN, REAL_OS_OPEN, REAL_MKDIR = io.open, os.open, os.mkdir
@@ -253,7 +253,7 @@ def number_in(action: argparse.Action, default: Any) -> Any:
 
 
 PROBES = (-1.0, 0.0, 0.5, 0.999, 1.0, 2.0)
-"""Values that the conversion of an option is asked about, beside multiples of its default."""
+"""Values that an option's conversion is tested with, in addition to multiples of its default."""
 
 
 def accepted_range(action: argparse.Action, default: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Ask a script what it takes: `--help`, in a process of its own, under a time limit.
+"""Ask a script which options it takes: `--help`, in a separate process, under a time limit.
 
 The process runs the script up to the point where it parses its command line. `hook.py` writes down the parser, so that
 types, defaults and choices need not be guessed from the text of the help. The process cannot change the project: what
@@ -36,7 +36,7 @@ MAX_SHOWN = 300
 MAX_PRINTED = 400_000
 YAML_KEY = re.compile(r"[A-Za-z_][\w.-]*:(\s|$)")
 HOOKED = ("absl", "click", "fire", "typer", "tyro")
-"""Frameworks that have a command line of their own, beside argparse."""
+"""Frameworks other than argparse that have their own command line."""
 BUILT_ON_ARGPARSE = (
     *("argparse", "configargparse", "draccus", "hydra", "jsonargparse", "lightning", "pyrallis", "pytorch_lightning"),
     *("simple_parsing", "tap"),
@@ -48,14 +48,14 @@ NO_COMMAND_LINE = "it has no command line that looplab knows"
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """What a script says about its command line."""
+    """What a script reveals about its command line."""
 
     parsers: tuple[dict[str, Any], ...] = ()
     """The parsers that it made, in the order in which they parsed."""
     problem: str | None = None
     """Why nothing was learnt, as a sentence; None: it ended well."""
     printed: str = ""
-    """The end of what it printed."""
+    """The end of its output."""
 
     def of(self, framework: str) -> dict[str, Any] | None:
         """Return the last parser of a framework."""
@@ -63,7 +63,7 @@ class Introspection:
 
 
 def introspect(script: Script, timeout: float = HELP_S, *, always: bool = False) -> Introspection:
-    """Start the script with `--help` and return what it says.
+    """Start the script with `--help` and return what it reveals.
 
     Nothing is trained: a script that is asked for help ends when it parses its arguments. It gets no input and no GPU.
 
@@ -149,7 +149,7 @@ def _run(
         stderr: Whether what it prints there is part of the result.
 
     Returns:
-        The end of what it printed, and its exit code (None: too slow).
+        The end of its output, and its exit code (None: too slow).
     """
     target = [str(script.program or script.path)] if script.program or not script.module else ["-m", script.module]
     hook, out = Path(__file__).with_name("hook.py"), scratch / "parsers.json"

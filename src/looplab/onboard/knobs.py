@@ -1,4 +1,4 @@
-"""Which settings look like hyper-parameters, and in which ranges to search them.
+"""Which settings look like hyperparameters, and in which ranges to search them.
 
 By the words of their names, their types and their defaults. What is doubtful is offered, not taken.
 """
@@ -19,7 +19,7 @@ from looplab.onboard.base import MISSING, ScriptSetting
 
 Role = Literal["knob", "doubtful", "seed", "length", "other"]
 HUGE = 1e12
-"""Defaults beyond it stand for "no limit"."""
+"""Defaults beyond it mean "no limit"."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -29,7 +29,7 @@ def _words(text: str) -> frozenset[str]:
 LENGTH = _words("epoch epochs steps iters iterations iter timesteps updates episodes samples rounds round patience")
 """How long to train: a budget, not a hyper-parameter."""
 EVALUATION = _words("eval evaluation test val valid validation dev sync fold folds cv splits holdout metric metrics")
-"""What changes what is measured, or where, and never how well it is learnt."""
+"""Words of settings that change what is measured, or where, but not how well the model learns."""
 OTHER = _words(
     """path dir directory file folder root out output log logs logger logging save load checkpoint checkpoints ckpt
     resume restore name project entity run exp experiment tag tags notes group id device devices cuda gpu gpus
@@ -74,7 +74,7 @@ SEEDS = ("seed", "random_seed", "random_state", "rng_seed", "manual_seed", "seed
 NOT_TRAINING = _words(
     "data dataset split splits fold folds eval evaluation test val valid validation dev sample sampling"
 )
-"""Words of seeds that choose what is measured, or on what, beside the seed of the training."""
+"""Words of seeds that choose what is measured, or on what, other than the seed of the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def find_seed(settings: Sequence[ScriptSetting]) -> str | None:
 
 
 def unused_settings(settings: Sequence[ScriptSetting], values: Mapping[str, Any]) -> set[str]:
-    """Return the settings that belong to something which is switched off, or to a choice that is not taken.
+    """Return the settings of features that are switched off, or of choices that are not selected.
 
     `swa_lr` is not used without `--swa`, nor `adafactor_beta` with `--optimizer adam`.
 
@@ -152,7 +152,7 @@ SWITCH = _words("use enable enabled with do is has apply")
 GENERIC = _words(
     "train training data model eval test batch step layer group weight learning hidden max min num lr loss mean sum"
 )
-"""Words that begin the names of many settings, whatever a switch or a choice of that name is."""
+"""Words that begin the names of many settings, even if a switch or a choice has that name."""
 
 
 def suggest(setting: ScriptSetting) -> Suggestion:

@@ -41,7 +41,7 @@ SEED_WORD = "seed={seed}"
 """What `with_config.py` gets for a seed that is a constant of the script."""
 JUDGE = "judge: {baseline_seeds: 3}"
 NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
-"""Start of the line that says that there is no objective yet."""
+"""Start of the placeholder line for the objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Draft:
     doubtful: list[tuple[ScriptSetting, Suggestion]] = field(default_factory=list)
     seed: str | None = None
     fixed: list[str] = field(default_factory=list)
-    """Words of the command that are kept as they were given."""
+    """Words of the command that are kept as given."""
     missing: list[ScriptSetting] = field(default_factory=list)
 
 
@@ -114,10 +114,10 @@ def make_lab(
         names = ", ".join(setting.name for setting in draft.missing)
         if asked and asked != NO_COMMAND_LINE:
             raise LabError(
-                f"{script.name} could not be asked for its options ({asked}); by its source it needs {names}",
-                hint=f"make `{shlex.join(script.prefix)} --help` work here, or give them: {needed}",
+                f"{script.name} did not answer `--help` ({asked}); according to its source it needs {names}",
+                hint=f"make `{shlex.join(script.prefix)} --help` work here, or pass them: {needed}",
             )
-        raise LabError(f"{script.name} needs {names}", hint=f"give what it needs: looplab init {script.name} {needed}")
+        raise LabError(f"{script.name} needs {names}", hint=f"pass it: looplab init {script.name} {needed}")
     stem = script.path.parent.name if script.path.stem == "__main__" else script.path.stem
     stem = stem if script.program is None else script.name
     study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
@@ -142,9 +142,9 @@ def make_lab(
     if env:
         lines.append(f"  env: {flow(env)}")
     if cwd:
-        lines.append("  cwd: run  # it writes next to where it is started: each run gets its own folder")
+        lines.append("  cwd: run  # it writes to its working folder, so each run gets its own")
         if links:
-            lines.append(f"  links: {flow(links)}  # what it reads from there")
+            lines.append(f"  links: {flow(links)}  # files that it reads from there")
     lines.append(f"base: {base_file}")
     lines += _objective_lines(objective, goal)
     lines += ["knobs:" if draft.knobs else "knobs: {}"]
@@ -165,7 +165,7 @@ def make_lab(
     if draft.seed is not None or is_seed_constant:
         lines.append(JUDGE if objective is not None else f"# {JUDGE}")
     else:
-        lines.append("# No seed was found, so runs cannot be repeated with another one, and nothing is judged.")
+        lines.append("# No seed was found, so runs cannot be repeated with other seeds, and nothing is judged.")
     lines += ["proposers: [{search: auto}]", f"budget: {{runs: {RUNS}}}"]
     files = {LAB_FILE: "\n".join(lines) + "\n", base_file: json.dumps(draft.base, indent=2) + "\n"}
     if RUNNER in command:
@@ -206,7 +206,7 @@ def _draft(script: Script, interface: Interface) -> _Draft:
     groups = {name.rpartition(".")[0] for name in (setting.name for setting in interface.settings) if "." in name}
     for setting in interface.settings:
         if interface.base is None and setting.name in groups and not setting.required:
-            continue  # `--model resnet` beside `--model.width 64`: a base config has one or the other
+            continue  # `--model resnet` next to `--model.width 64`: a base config has one or the other
         value = values.get(setting.name, setting.default)
         here = replace(setting, default=value)
         suggestion = suggest(here)

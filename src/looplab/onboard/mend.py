@@ -1,4 +1,4 @@
-"""Mend a lab after its script, its configs or its metrics have changed: `looplab check --fix`.
+"""Fix a lab after its script, its configs or its metrics have changed: `looplab check --fix`.
 
 A change is proposed only if it is certain; anything else is reported as doubtful. Without knowledge of
 the script (an unknown command), only what the lab's own files say is looked at.
@@ -53,7 +53,7 @@ OUTPUTS = "outputs"
 
 
 def find_mending(lab: LabConfig, studies: Sequence[StudyConfig], *, ask: bool) -> Mending:
-    """Return what can be mended in a lab.
+    """Return what can be fixed in a lab.
 
     Args:
         ask: Ask the scripts for their settings, which starts them with `--help`.
@@ -175,7 +175,7 @@ class _Mender:
         if interface.rendering.get("as", "file") != way:
             if way != "file" and interface.rendering.get("as", "file") != "file":
                 self._doubt(
-                    f"{script.name} takes its settings in another way now ({interface.reader}), and launch.config "
+                    f"{script.name} now takes its settings in another way ({interface.reader}), and launch.config "
                     f"passes them as {way}"
                 )
             return
@@ -253,7 +253,7 @@ class _Mender:
         new_name = setting.name.replace("-", "_") if self._rendering.case == "kebab" else setting.name
         old = paths.parse(key)
         new = show((*old[:-1], new_name)) if self._rendering.keys == "flat" else new_name
-        why = f"{key} of {script.name} is {setting.name} now (the same kind and default)"
+        why = f"{key} of {script.name} is {setting.name} now (same type and default)"
         for path in self._bases.values():
             self._files.change(path, why, lambda data: move(data, key, new))
 
@@ -286,7 +286,7 @@ class _Mender:
         what = f"{key} is no longer a setting of {script.name}"
         similar = [setting.name for setting in fresh if _similarity(self._name(key), setting.name) >= LIKE]
         if similar:
-            self._doubt(f"{what}; it may be {', '.join(similar)} now, which has another kind or default")
+            self._doubt(f"{what}; it may be {', '.join(similar)} now, which has another type or default")
             return
         if not certain:
             return
@@ -312,7 +312,7 @@ class _Mender:
         self._change_lab("launch", what, forget)
 
     def _is_mentioned(self, key: str) -> bool:
-        """Return whether the lab file uses a key outside of its knobs."""
+        """Return whether the lab file uses a key outside its knobs."""
         study = self._study
         texts = [*study.constraints, *study.derive, *study.derive.values(), *study.flags.values()]
         texts += [text for rule in study.normalise for text in (rule.set, rule.to)]
@@ -387,7 +387,7 @@ class _Mender:
         ]
         spread = {setting.spread for setting in settings if isinstance(self._value(setting, given), list)}
         if len(spread) > 1:
-            self._doubt("the script reads some lists as several words and others as one; `lists` is for all of them")
+            self._doubt("the script reads some lists as several words and others as one; `lists` applies to all")
         if spread == {True} and self._rendering.separator == "equals":
             self._doubt("the script reads lists as several words, which needs `separator: space`")
             return
@@ -582,7 +582,7 @@ def _read(script: Script) -> Interface | None:
 
 
 def _known_flags(script: Script) -> frozenset[str]:
-    """Return every flag that the running parsers of a script know; empty if it could not be asked."""
+    """Return every flag that the running parsers of a script know; empty if introspection failed."""
     flags: set[str] = set()
     left = [option for parser in script.introspection.parsers for option in _options_of(parser)]
     while left:

@@ -32,7 +32,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What can be mended in a lab, and what a person has to decide."""
+    """What can be fixed in a lab, and what a person has to decide."""
 
     fixes: tuple[Fix, ...]
     doubts: tuple[str, ...]
@@ -57,7 +57,7 @@ class Mending:
             if not isinstance(error, LabError):
                 raise
             raise LabError(
-                f"not everything can be mended, so nothing was changed: {error.message}", hint=error.hint
+                f"not everything can be fixed, so nothing was changed: {error.message}", hint=error.hint
             ) from None
 
 
@@ -69,7 +69,7 @@ class LabFiles:
         self.fixes: list[Fix] = []
         self._documents: dict[Path, Document] = {}
         self._before: dict[Path, tuple[str, str]] = {}
-        """The file as it is, and as it would be written without a change."""
+        """The current file, and how it would be written without a change."""
 
     def document(self, path: Path) -> Document:
         if path not in self._documents:

@@ -65,7 +65,7 @@ NOT_RESULTS = {
     *("clipfrac", "decay", "momentum", "size", "batch", "runtime", "episode", "episodes", "n", "count", "num", "std"),
     *("flos", "params", "updates", "beta", "epsilon", "temperature", "gamma", "alpha", "trial", "fold", "sd", "var"),
 }
-"""Words of what is measured beside the result: rates, times, counters, spreads."""
+"""Words for measurements other than the result: rates, times, counters, spreads."""
 SUMMARY = {"best", "max", "min", "final"}
 """Words of values that a script derives from others."""
 WHOLE = {"both", "overall", "all", "95"}
@@ -87,7 +87,7 @@ class ObjectiveGuess:
 
 @dataclass(frozen=True, slots=True)
 class KeptBest:
-    """A value of which a script keeps the best."""
+    """A value whose best a script keeps."""
 
     words: frozenset[str]
     goal: Goal | None
@@ -143,7 +143,7 @@ def rank_objectives(
             if mine.goal is not None and not words & RESULTS:
                 goal = mine.goal
         if metric.points > 1 and words in summed_up:
-            score, why = score + 0.75, [*why, "the script sums it up"]
+            score, why = score + 0.75, [*why, "the script summarises it"]
         if metric.points > 1:
             score += 1.0
         points = f"{metric.points} point{'s' if metric.points != 1 else ''}"
@@ -153,7 +153,7 @@ def rank_objectives(
         if words & SUMMARY:
             score -= 0.75  # it cannot get worse, so the curve says less
         elif "last" in words:
-            score -= 0.25  # of one episode, beside the average of several
+            score -= 0.25  # of one episode, where there is an average of several
         is_told = bool(words & RESULTS) or (mine is not None and mine.goal is not None)
         is_known = is_told or metric.points >= MIN_POINTS
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=is_known))

@@ -1,7 +1,7 @@
 """Trainers whose output folder must not exist yet: how that is detected, and which setting creates one per run.
 
 looplab makes the run folder before the trainer starts, and `{out_dir}` is that folder; a trainer that refuses it needs
-`launch.output_dir: absent`. A trainer that makes a folder of its own in the lab fails in the second run, not in the
+`launch.output_dir: absent`. A trainer that creates a folder in the lab fails in the second run, not in the
 first, so its source is read too.
 """
 

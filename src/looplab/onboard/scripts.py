@@ -134,7 +134,7 @@ def _launched(words: Sequence[str], folder: Path) -> Script:
 
 
 def _python_of(launcher: str) -> str:
-    """Return the Python beside a launcher such as torchrun, which has its packages."""
+    """Return the Python next to a launcher such as torchrun, which has its packages."""
     found = shutil.which(launcher)
     beside = Path(found).parent / "python" if found else None
     if beside is not None and beside.is_file():
@@ -173,11 +173,11 @@ def check_words(words: Sequence[str], folder: Path) -> None:
         found = [os.path.join(first, name) for name in trainers_in(path)]
         found = [os.path.normpath(name) for name in found]
         if found:
-            raise LabError(f"{first} is a folder; which script is meant?", hint=f"looplab init {_one_of(found)}")
+            raise LabError(f"{first} is a folder; which script?", hint=f"looplab init {_one_of(found)}")
         if path.resolve() == folder.resolve() or not any(path.iterdir()):
             raise LabError(
                 f"there is no script in {first}",
-                hint="looplab init SCRIPT where a training script is; looplab init quickstart makes an example",
+                hint="run looplab init SCRIPT next to a training script; looplab init quickstart creates an example",
             )
 
 
@@ -268,7 +268,7 @@ def module_file(name: str, folder: Path, python: str) -> Path:
     package = name.partition(".")[0]
     raise LabError(
         f"module {name} was not found in {folder} or among the packages of {python}",
-        hint=f"call looplab init in the project's folder, or install {package} for this Python",
+        hint=f"run looplab init in the project's folder, or install {package} for this Python",
     )
 
 
@@ -307,5 +307,5 @@ def _file(name: str, folder: Path) -> Path:
     near = near or trainers_in(folder) or scripts
     raise LabError(
         f"there is no script {name}" + ("" if near else f", nor any other in {folder}"),
-        hint=f"did you mean {_one_of(near)}?" if near else "call looplab init in the project's folder",
+        hint=f"did you mean {_one_of(near)}?" if near else "run looplab init in the project's folder",
     )

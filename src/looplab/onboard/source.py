@@ -129,8 +129,8 @@ def imported_packages(tree: ast.Module) -> set[str]:
 def project_modules(script: Script) -> tuple[ast.Module, ...]:
     """Return the script's syntax tree and those of the modules that it imports from its own project.
 
-    A module is looked for beside the script, in the folder that the script is called from, and relative to the
-    importing file. Of an installed module it is its own package that counts.
+    A module is searched next to the script, in the folder that the script is called from, and relative to the
+    importing file. For an installed module, its own package counts.
     """
     if script.tree is None:
         return ()
@@ -184,7 +184,7 @@ def _imported_files(tree: ast.Module, path: Path, roots: list[Path], own: Mappin
 
 
 def module_of(script: Script, name: str) -> ast.Module | None:
-    """Return the syntax tree of a module beside the script; None if there is none."""
+    """Return the syntax tree of a module next to the script; None if there is none."""
     path = script.path.parent / f"{name}.py"
     if not path.is_file() or path.resolve() == script.path.resolve():
         return None

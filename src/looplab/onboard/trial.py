@@ -1,4 +1,4 @@
-"""One run, to look at: `looplab try`. It belongs to a study of its own, so that nothing is compared with it."""
+"""One trial run: `looplab try`. It belongs to a separate study, so that nothing is compared with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Goal = Literal["min", "max"]
 SUFFIX = ".try"
 MODE = "try"
 TRY_S = 300.0
-"""Seconds that a try may take, unless told otherwise."""
+"""Default time limit of a try in seconds."""
 INHERITED = (
     "anchor",
     "base",
@@ -74,7 +74,7 @@ def try_study(lab: LabConfig, study: StudyConfig, edits: Sequence[str], seconds:
     """
     name = study.name + SUFFIX
     if name in lab.studies:
-        raise LabError(f"the lab has a study {name!r}, which is the name for tries of {study.name!r}", hint="rename it")
+        raise LabError(f"the lab has a study {name!r}, the name reserved for tries of {study.name!r}", hint="rename it")
     launch = study.launch if seconds is None else study.launch.model_copy(update={"timeout": seconds})
     return derived_study(
         study,
@@ -117,7 +117,7 @@ MIN_POINTS = 6
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMetric:
-    """A metric of a run, as far as it can be seen in one run."""
+    """A metric, as observed in one run."""
 
     name: str
     source: str
@@ -210,7 +210,7 @@ def share_done(log: str, step: float | None, wanted: Mapping[str, float]) -> flo
     """Return how much of its length a run that was stopped has done, from 0 to 1; None if that is not known.
 
     Args:
-        log: The end of what it printed.
+        log: The end of its output.
         step: Its largest step.
         wanted: The lengths of its config.
     """
@@ -339,7 +339,7 @@ def observe(
 
 
 def _seed_beside_config(trial: StudyConfig, run: RunRow) -> dict[str, Any]:
-    """Return the seed of a run as a setting if it reaches the trainer beside its config; empty: it does not."""
+    """Return the seed of a run as a setting if it reaches the trainer outside its config; empty: it does not."""
     texts = (*trial.launch.command, *trial.launch.env.values())
     return {"seed": run.seed} if run.seed is not None and any("{seed}" in text for text in texts) else {}
 

@@ -1,4 +1,4 @@
-"""What a person typed behind a script: values of its settings, and words that stay as they are."""
+"""What a person typed after a script: values of its settings, and words that stay unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOOLEANS = {"1", "0", "true", "false", "yes", "no", "on", "off"}
 
 
 def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tuple[dict[str, Any], list[str]]:
-    """Split what a person typed after the script into values of settings and words that stay as they are."""
+    """Split what a person typed after the script into values of settings and words that stay unchanged."""
     by_flag = _by_flag(settings)
     by_word = {setting.word: setting for setting in settings if setting.word is not None}
     positional = [setting for setting in settings if setting.positional]
@@ -50,7 +50,7 @@ def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tup
                 value = value[0]
         else:
             value = _parse(text if sign else "".join(taken[:1]), setting)
-        # A required option has no default; the value that was typed says what it is.
+        # A required option has no default; its type follows from the typed value.
         known = setting if setting.default not in (MISSING, None) else replace(setting, default=value)
         if setting.kind == "unknown" or suggest(known).role == "other":
             rest += [word, *taken]

@@ -8,7 +8,7 @@ Otherwise CONFIG is JSON, and replaces constants.
 
 The values of the config replace those that the script binds: at its top level (`LR = 0.1`, `CONFIG = {"lr": 0.1}`,
 `cfg.lr = 0.1`), in a class (`class CFG: lr = 0.1`), in a function (`def main(): lr = 0.1`, `def train(lr=0.1)`), in the
-calls of a function (`Adam(model, lr=0.1)`), and in a module beside it (`config.py`). A `seed` that the script does not
+calls of a function (`Adam(model, lr=0.1)`), and in a module next to it (`config.py`). A `seed` that the script does not
 bind is that of its calls: `random.seed(1)`. No file is changed.
 
 Made by `looplab init` for scripts that have no options, or none for their seed. FILE is relative to the folder of this

@@ -78,15 +78,15 @@ def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_sc
         f" and {len(places) - 3} more" if len(places) > 3 else ""
     )
     if code:
-        text += f"; {code[0]} is code, so the next run may not be the same program"
+        text += f"; {code[0]} is code, so the next run may run a different program"
     elif changed:
-        text += f"; {changed[0]} was there before, so runs change each other's results"
+        text += f"; {changed[0]} existed before, so runs change each other's results"
     if in_run_dir:
-        text += ". Give it a folder of its own: {out_dir} in launch.command"
+        text += ". Give it its own folder: {out_dir} in launch.command"
     else:
         text += ". Set launch.cwd: run in lab.yaml, or pass {out_dir} for its output"
     if beside_script:
-        text += "; if it writes beside its own source (it uses __file__), run one at a time: slots: {count: 1}"
+        text += "; if it writes next to its own source (it uses __file__), run one at a time: slots: {count: 1}"
     return text
 
 

@@ -18,7 +18,7 @@ from looplab.runs.folder import LARGEST_RECORD
 from looplab.untrusted import UntrustedError, load_json, open_regular, read_bounded
 
 LARGE = 1 << 16
-"""Bytes from which hashes are cached; hashing a smaller file costs no more than a look-up."""
+"""Minimum file size for caching hashes; hashing a smaller file costs no more than a lookup."""
 SETTLED_S = 2.0
 """Age in seconds from which hashes are cached; a younger file may be rewritten without a change of its mtime."""
 SHOWN = 4

@@ -84,7 +84,7 @@ class RunFolder:
         return read_record(self.path / "stages" / "call.json")
 
     def is_consistent(self) -> bool:
-        """Whether a stage is complete and no started one is incomplete."""
+        """Return whether a stage is complete and no started one is incomplete."""
         stages = self.path / "stages"
         begun = [path.name.removesuffix(".begun.json") for path in stages.glob("*.begun.json")]
         return not any(self.begun(stage) for stage in begun) and any(
@@ -95,7 +95,7 @@ class RunFolder:
         """Raise LabError if a stage has replaced a folder that looplab writes to by a link."""
         for path in (self.path, self.path / "stages", self.log.parent):
             if path.is_symlink():
-                raise LabError("is a link, through which nothing is written", file=path, hint="remove the link")
+                raise LabError("is a link, and looplab does not write through links", file=path, hint="remove the link")
 
     def write(self, name: str, data: Any) -> None:
         self.refuse_links()

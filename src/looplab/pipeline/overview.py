@@ -10,7 +10,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.pipelines import Facts, latest_stages, read_rows
 
 UNFINISHED = "unfinished"
-"""State of what began, whose end is not recorded, and which does not run: the same command continues it."""
+"""State of something that started, has no recorded end, and is not running: the same command continues it."""
 
 
 def pipelines_of(ledger: Ledger, lab: Path, study: str | None = None) -> tuple[list[Facts], list[Facts]]:

@@ -93,11 +93,11 @@ class PipelinePlan:
         settings = self.study.pipeline
         text = fill_template(settings.root, self.config, {"study": self.study.name}, "pipeline.root")
         if not text:
-            raise LabError(f"pipeline.root: {settings.root} names a key that is null", file=self.source)
+            raise LabError(f"pipeline.root: {settings.root} names a key whose value is null", file=self.source)
         root = inside(self.lab, text, "pipeline.root")
         if root == study_folder(self.lab, self.study.name).resolve():
             raise LabError(
-                f"pipeline.root: {text} is the folder of the study's own runs, which has its own LATEST",
+                f"pipeline.root: {text} is the folder of the study's own runs, which have their own LATEST",
                 hint="use another folder, or rename the study",
             )
         return root
@@ -111,7 +111,7 @@ class PipelinePlan:
     # -- upstream
 
     def uses_artifacts(self, stage: str) -> bool:
-        """Whether a stage reads the artifacts key, and the config names another run there."""
+        """Return whether a stage reads the artifacts key, and the config names another run there."""
         key, reads = self.study.pipeline.artifacts, self.stages[stage].reads
         if self.artifacts is None or key is None:
             return False
@@ -238,7 +238,7 @@ def fill_argv(
     for text in template:
         filled = fill_template(text, plan.config, variables, f"{where}.command")
         if filled is None:
-            raise LabError(f"{where}.command: {text} names a key that is null in the config", file=plan.source)
+            raise LabError(f"{where}.command: {text} names a key whose value is null in the config", file=plan.source)
         argv.append(filled)
     return argv
 
@@ -317,7 +317,7 @@ def make_plan(
     needed = {name for stage in called if used.uses_artifacts(stage) for name in study.stages[stage].after}
     needed -= set(called)
     if needed and found is None:
-        need_latest(folder.parent, f"{settings.artifacts} asks for the latest one")
+        need_latest(folder.parent, f"{settings.artifacts} names the latest run")
     check_artifacts(used, other, [name for name in in_order(study.stages) if name in needed])
     return used
 
@@ -439,13 +439,13 @@ def _run_with(plan: PipelinePlan, root: Path) -> RunFolder:
 
 
 def _matches(plan: PipelinePlan, run: RunFolder, stage: str, *, begun: bool) -> bool:
-    """Whether a stage of the run, complete or (with `begun`) started, has the current fingerprint."""
+    """Return whether a stage of the run, complete or (with `begun`) started, has the current fingerprint."""
     made = run.complete(stage) or (run.begun(stage) if begun else None)
     return made is not None and made["fingerprint"] == fingerprint.hash_parts(plan.parts(stage, run))
 
 
 def _is_untouched(plan: PipelinePlan, run: RunFolder) -> bool:
-    """Whether the run was created for this config and interrupted before its first stage started."""
+    """Return whether the run was created for this config and interrupted before its first stage started."""
     if any(run.complete(stage) or run.begun(stage) for stage in plan.stages):
         return False
     config, own = read_record(run.path / CONFIG), [plan.run_id_key or ""]

@@ -73,7 +73,7 @@ def resolve_config(
 
 
 def _name_source(text: str, checked: Path, file: Path, source: str) -> str:
-    """Replace the file that was checked by the one that people edit, and its lines by those of the same keys there.
+    """Replace the checked file with the one that people edit, and its lines with those of the same keys there.
 
     A line is left out if that file has no such key, as with an edit, or does not tell its lines, as JSON and TOML.
     """

@@ -107,7 +107,7 @@ class StageRun:
             self.plan.parts(stage, self.run)  # reports errors before a folder is created
         self._stack.enter_context(self.run.lock(f"looplab stage {' '.join(self.plan.called)}"))
         try:
-            self.plan.check_upstream(self.run)  # again, now that nobody else can change it
+            self.plan.check_upstream(self.run)  # again, now that no other process can change it
             self._refuse_other_running_stage()
             self._record_call()
         except BaseException:
@@ -221,7 +221,7 @@ class StageRun:
                 self.since = begun["began"]
                 self._adopted = executor.adopt(name, self.run.path)
                 if self._adopted:
-                    self.say(f"{stage}: still running since an earlier call, attached to it")
+                    self.say(f"{stage}: still running from an earlier call; attached to it")
                 else:  # the call was killed before the start, or its device was in use
                     self._move_to_slot(stage)
                     self._start(stage, executor)
@@ -447,11 +447,11 @@ class StageRun:
             kept.restore(failed["previous"], failed)
             if self.pointed and self._was_latest and not any(done.how == "complete" for done in self.done):
                 point_latest(self.run)
-            self.say(f"{stage}: the outputs of its last complete attempt are unchanged; what this one wrote is in "
+            self.say(f"{stage}: the outputs of its last complete attempt are unchanged; what this attempt wrote is in "
                      f"{self.run.path / 'partial' / stage}, and the same call continues there")  # fmt: skip
 
     def _note(self, record: Mapping[str, Any]) -> None:
-        """Record a stage in the ledger as its file says. A ledger that cannot be written does not stop the stage."""
+        """Record a stage in the ledger from its file. A ledger that cannot be written does not stop the stage."""
         if self.record is not None:
             try:
                 self.record.stage(self.run.path, record)

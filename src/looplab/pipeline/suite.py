@@ -184,7 +184,9 @@ class Suite:
             writer.writerows(rows)
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.folder.is_symlink() or path.parent.is_symlink():
-                raise LabError("is a link, through which nothing is written", file=path.parent, hint="remove the link")
+                raise LabError(
+                    "is a link, and looplab does not write through links", file=path.parent, hint="remove the link"
+                )
             write_atomic(path, text.getvalue().encode())
             made.append(str(path))
         return made

@@ -88,7 +88,7 @@ def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
     if not any(curve.values for curve in batch.values()):
         return None
     if is_linked(run_dir):
-        raise LabError("is a link, through which nothing is written", file=run_dir)
+        raise LabError("is a link, and looplab does not write through links", file=run_dir)
     path = record_file(run_dir, NAME)
     if path.exists() and not is_archive(path):
         raise LabError("this file was not written by looplab and is not overwritten", file=path, hint="rename it")
@@ -100,7 +100,7 @@ def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether this is a complete archive of ours, judged by its footer."""
+    """Return whether this is a complete archive of ours, judged by its footer."""
     try:
         with open_regular(path, follow=False) as file:
             size = file.seek(0, 2)

@@ -91,7 +91,7 @@ def _arguments(outputs: Path, row: RunRow) -> dict[str, str]:
 
 
 def _summaries(outputs: Path, row: RunRow, batch: Batch, directions: Directions) -> dict[str, MetricSummary]:
-    """Return the summary of an ended run; for a running one, of what it has measured so far."""
+    """Return the summary of an ended run; for a running one, of its metrics so far."""
     plain = folder.read_json(outputs / row.id, "summary.json").get("metrics") if row.state == "ended" else None
     if plain:
         return from_dict(plain)

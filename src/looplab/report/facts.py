@@ -384,7 +384,7 @@ def alarms_of(record: StudyView, judge: Judged | None) -> tuple[str, ...]:
 
 
 def unusable_calls(calls: Sequence[Mapping[str, Any]]) -> list[UnusableCall]:
-    """Return the calls of agents that failed or whose answer was refused, oldest first."""
+    """Return the agent calls that failed or whose answer was refused, oldest first."""
     found = []
     for call in calls:
         answer = call["answer"] or {}
@@ -681,7 +681,7 @@ def _knob(key: str, knob: Knob | None, values: Sequence[Mapping[str, Any]]) -> K
 
 
 def _grows_by_factors(numbers: Sequence[float]) -> bool:
-    """Whether positive values belong on a log scale: 16, 32, 64, 128; or a factor of a thousand."""
+    """Return whether positive values belong on a log scale: 16, 32, 64, 128; or a factor of a thousand."""
     values = sorted(set(numbers))
     if values[-1] >= WIDE * values[0]:
         return True

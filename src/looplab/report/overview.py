@@ -1,4 +1,4 @@
-"""A study at a glance: what happened, what runs, what waits and why, what it costs, what needs a person.
+"""A study at a glance: what happened, what is running, what waits and why, what it costs, what needs attention.
 
 The live page and `looplab top` show these facts, and `overview_facts` has them as JSON for both. They come from the
 ledger alone, in a few short reads, so they can be collected twice a second; metrics of running runs are added by the
@@ -38,7 +38,7 @@ _ALMOST = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What happened after a moment, in numbers."""
+    """Counts of what happened since a given time."""
 
     since: float
     """That moment; 0: the beginning of the study."""
@@ -87,17 +87,17 @@ _PAST = {"keep": "kept", "discard": "discarded", "crash": "crashed"}
 
 NEEDS = {
     "problem": "The ledger cannot be read: {text}",
-    "alarms": "{n} {n|alarm|alarms} to look at before the results are believed",
+    "alarms": "{n} {n|alarm|alarms} to check before you trust the results",
     "ended early": "The last engine ended early: {text}",
-    "unfinished": "{n} unfinished {n|run|runs} and no engine: looplab resume",
-    "waiting": "{n} {n|proposal waits|proposals wait} and no engine runs: looplab run",
+    "unfinished": "{n} unfinished {n|run|runs}, but no engine is running: looplab resume",
+    "waiting": "{n} {n|proposal waits|proposals wait}, but no engine is running: looplab run",
     "paused": "The study is paused",
     "no objective": "The study has no objective: looplab objective METRIC",
     "not comparable": "{n} {n|run was|runs were} measured with another objective: looplab remeasure",
-    "agent": "The last call of the agent failed: {text}",
+    "agent": "The last agent call failed: {text}",
     "alpha": "Alpha is almost used up: hardly anything can still be promoted",
-    "held out": "The held-out metric may not be read any more",
-    "nothing yet": "Nothing has run yet: looplab plan shows what would, looplab run runs it",
+    "held out": "The held-out metric may no longer be read",
+    "nothing yet": "Nothing has run yet: looplab plan shows what would run, looplab run starts it",
 }
 """What a person should look at or do, as the page and the terminal say it."""
 
@@ -372,7 +372,7 @@ def _lanes(
     """Return what ran in each slot after `begin`.
 
     Args:
-        over: When the last run ended, if no engine runs: nobody waits for an unanswered call any more.
+        over: When the last run ended, if no engine runs: nothing waits for an unanswered call any more.
     """
     lanes: dict[str, list[SlotBar]] = {}
     for run in runs:

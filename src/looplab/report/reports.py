@@ -18,7 +18,7 @@ from looplab.report.wording import to_json
 from looplab.runs.folder import make_study_folder
 
 MAX_FOREST_POINTS = 200
-"""Most points for which fANOVA is fast enough."""
+"""Maximum number of points for which fANOVA is fast enough."""
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
 

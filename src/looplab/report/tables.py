@@ -115,7 +115,7 @@ def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _is_pivot(connection: duckdb.DuckDBPyConnection, sql: str) -> bool:
-    """Whether this is a PIVOT. COPY and CREATE of a PIVOT have the same type, but only PIVOT can replace a table."""
+    """Return whether this is a PIVOT. COPY and CREATE of a PIVOT have the same type, but only it replaces a table."""
     import duckdb
 
     try:

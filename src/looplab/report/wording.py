@@ -38,7 +38,7 @@ def mean(value: float | None, sd: float | None, n: int) -> str:
 
 
 def honest(value: float | None, spread: float | None) -> str:
-    """Return `0.973 ± 0.002`, with the digits that the spread allows; without a spread the value alone."""
+    """Return `0.973 ± 0.002`, with the digits that the spread allows; without a spread, only the value."""
     if value is None or spread is None or not isfinite(value):
         return number(value, 4)
     return with_spread(value, spread)

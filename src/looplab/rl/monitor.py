@@ -1,4 +1,4 @@
-"""Record CPU, memory and GPU utilization during training, in a file of its own.
+"""Record CPU, memory and GPU utilization during training, in a separate file.
 
     with SystemMonitor(out / "monitor.jsonl") as monitor:
         Runner(…, extra_metrics=monitor.gpu_metrics).run()
@@ -38,7 +38,7 @@ class SystemMonitor:
         if period <= 0 or window < 1:
             raise LabError(f"period must be positive and window at least 1, not {period} and {window}")
         self.error: OSError | None = None
-        """Why the monitor has ended by itself; None otherwise."""
+        """Why the monitor stopped on its own; None otherwise."""
         self._period = period
         self._logger = Logger(path)
         self._gpu_utils: deque[float] = deque(maxlen=window)

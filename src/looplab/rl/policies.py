@@ -176,7 +176,7 @@ class MlpPolicy(ActorCritic):
     """
 
     fused: bool = True
-    """Set to False before a learner is made of this policy, to use torch only."""
+    """Set to False before a learner is created from this policy, to use only torch."""
 
     def __init__(self, inputs: int, head: ActionHead, hidden: Sequence[int] = (64, 64)) -> None:
         super().__init__(head)

@@ -299,7 +299,7 @@ class WorkerProcess:
         return POLL_SECONDS if slow_step is None or is_slow else min(POLL_SECONDS, slow_step)
 
     def _deadline(self) -> float:
-        """Seconds that the present activity may take without progress."""
+        """Return the seconds that the current activity may take without progress."""
         _, phase = self._location()
         settings = self._settings
         return settings.reset_deadline if phase in (BUILDING, RESETTING) else settings.step_deadline

@@ -30,7 +30,7 @@ Allocate = Callable[[tuple[int, ...], Any], Array]
 
 ALIGN = 64
 STATUS_SIZE = 8
-"""Numbers in the status of a worker. They fill a cache line of their own, since every step writes them."""
+"""Numbers in the status of a worker. They fill a separate cache line, since every step writes them."""
 PROGRESS, PHASE, ENV, STEP_SECONDS, COMMAND, WORKER_SLEEPS, COMPLETED, PARENT_WAITS = range(8)
 """Indices into the status of a worker.
 

@@ -408,7 +408,7 @@ def _attributes(value: Any, path: str) -> dict[str, Any]:
         try:
             parts = value.__reduce_ex__(2)
         except TypeError:
-            parts = ()  # it holds memory outside of Python
+            parts = ()  # it holds memory outside Python
         state = parts[2] if len(parts) > 2 else None
         if parts and not any(parts[3:]) and parts[1] == (kind,) and (state is None or isinstance(state, dict)):
             return state or {}

@@ -71,7 +71,7 @@ _copy_array = operator.methodcaller("copy")
 
 
 class EnvError(LabError):
-    """An env fails repeatedly by itself; the message contains its index and the worker's traceback."""
+    """An env fails repeatedly on its own; the message contains its index and the worker's traceback."""
 
 
 class CommandLog:
@@ -150,7 +150,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         """Commands since the last snapshot."""
         self._seeds: list[int | None] = [None] * self.num_envs
         self._pending_truncations: dict[int, str] = {}
-        """Envs whose state was lost outside of a step, and why; the next step truncates them."""
+        """Envs whose state was lost outside a step, and why; the next step truncates them."""
         self._steps = 0
         if settings.prewarm:
             env_fns[0]().close()
@@ -553,7 +553,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         worker.send_message(self._spaces)
 
     def _handle_repeated_failure(self, worker: WorkerProcess, command: EnvCommand, failures: list[WorkerLost]) -> None:
-        """Decide whether an env fails by itself; if so, truncate its episode or raise EnvError."""
+        """Decide whether an env fails on its own; if so, truncate its episode or raise EnvError."""
         lost = failures[-1]
         if lost.phase == TESTING:
             if sum(failure.phase == TESTING for failure in failures) > 1:

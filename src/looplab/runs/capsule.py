@@ -36,7 +36,7 @@ KEPT_VARIABLES = (
     "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XLA_", "ZE_",
 )  # fmt: skip
 FRESH_S = 1.0
-"""Seconds for which git's answer may be reused for the next run."""
+"""Seconds for which git's answer may be reused."""
 STALE_S = 10.0
 """The same for runs that are prepared together in one transaction."""
 GIT_S = 20.0
@@ -45,7 +45,7 @@ UNTRACKED = (
 )  # fmt: skip
 TRACKED = ("ls-files", "-v", "--stage", "--full-name", "-z", "--", ".")
 FLAGGED = re.compile(rb"(?:^|(?<=\0))([a-zS]) [^\t\0]*+\t([^\0]++)")
-"""Matches files in that listing that git was told not to compare."""
+"""Matches files in that listing that git is configured not to compare."""
 SUBMODULE = re.compile(rb"(?:^|(?<=\0)). 160000 [^\t\0]*+\t([^\0]++)")
 MOST_UNTRACKED = 50
 """Maximum number of untracked files to name; the others are counted."""

@@ -1,4 +1,4 @@
-"""What looplab needs of a disk, tried out on it: exclusive creation, atomic renames, locks, and the server's clock.
+"""Tests of what looplab needs from a disk: exclusive creation, atomic renames, locks, and the server's clock.
 
 All checks run on one host. What another host sees later is bounded by the caches of its mount, which are read from the
 mount options.

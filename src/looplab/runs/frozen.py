@@ -29,12 +29,12 @@ from looplab.untrusted import UntrustedError, load_json, read_bounded
 MAX_TOTAL = 256 << 20
 """Maximum size of all copies together, in bytes."""
 MAX_LINKS = 10_000
-"""Maximum number of entries beside the code."""
+"""Maximum number of entries next to the code."""
 MAX_MANIFEST = 16 << 20
 LINKS_S = 1.0
 """Seconds after which entries that are new in the lab are linked into a tree that is used again."""
 TRIES = 3
-"""How often copying is begun again if a file changes meanwhile."""
+"""How often copying restarts if a file changes in the meantime."""
 OMITTED = frozenset({".git", "__pycache__"})
 """Entries that are neither copied nor linked: a tree is not a checkout, and writes its own bytecode."""
 OWN = frozenset({".looplab", "outputs"})
@@ -68,7 +68,7 @@ class FrozenTree:
         return (self.study / self.name).with_suffix("")
 
     def moved(self, path: str | Path) -> Path:
-        """Return the place in the tree of an absolute path in the lab; other paths are returned as they are."""
+        """Return the path in the tree for an absolute path in the lab; other paths are returned unchanged."""
         relative = self._in_lab(path)
         return self.path / relative if relative is not None else Path(path)
 
@@ -101,7 +101,7 @@ class FrozenTree:
         return None
 
     def is_intact(self) -> bool:
-        """Return whether every copy is there and unchanged."""
+        """Return whether every copy exists and is unchanged."""
         try:
             is_there = self.path.is_dir() and not self.path.is_symlink()
             return is_there and all(_hash(self.path, name) == digest for name, digest in self.files.items())
@@ -166,7 +166,7 @@ class FrozenCode:
                 self._trees[found.name] = found
                 self.link(found)
                 return found
-        raise LabError("the code changes while it is copied", hint="wait, or `executor: {freeze: false}`")
+        raise LabError("the code changed while it was being copied", hint="wait, or `executor: {freeze: false}`")
 
     def open(self, name: object) -> FrozenTree | None:
         """Return the tree of this name, as a capsule has it; None: it is gone or was changed."""
@@ -177,7 +177,7 @@ class FrozenCode:
         return found
 
     def _read(self, name: object) -> FrozenTree | None:
-        """Return the tree of a manifest, whether it is there or not; None: it has no valid manifest."""
+        """Return the tree of a manifest, whether it exists or not; None: it has no valid manifest."""
         if not isinstance(name, str) or PurePosixPath(name).parent != PurePosixPath(SHARED):
             return None
         try:
@@ -190,7 +190,7 @@ class FrozenCode:
         return FrozenTree(self._lab, self._study, name, files)
 
     def link(self, frozen: FrozenTree) -> None:
-        """Link what has been added to the lab beside the code since the tree was made."""
+        """Link what has been added to the lab next to the code since the tree was made."""
         if time.monotonic() - self._linked_at.get(frozen.name, -LINKS_S) >= LINKS_S:
             self._link(frozen, frozen.path)
             self._linked_at[frozen.name] = time.monotonic()
@@ -264,7 +264,7 @@ class FrozenCode:
         return True
 
     def _link(self, frozen: FrozenTree, target: Path) -> None:
-        """Link everything that is beside the copied files."""
+        """Link everything next to the copied files."""
         links = 0
         for folder in frozen.folders:
             for name, kept in self._entries(frozen, folder):

@@ -1,4 +1,4 @@
-"""Files that a run wrote to the lab, outside of its own folder."""
+"""Files that a run wrote to the lab, outside its own folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def written_since(folder: Path, since: float, known: Collection[str] = ()) -> li
         if depth > MAX_DEPTH:
             return None
         try:
-            # A folder that got no new entry is searched for folders alone; the top level always for files, too.
+            # A folder without new entries is searched only for folders; the top level always for files, too.
             has_new = depth == 1 or os.stat(place).st_mtime >= since
             with os.scandir(place) as listed:
                 entries = sorted(islice(listed, max(0, left)), key=lambda entry: entry.name)

@@ -73,7 +73,7 @@ class ExecutorStand:
         return executor
 
     def spec(self, argv: Sequence[str], run_id: str = "r1", **more: Any) -> LaunchSpec:
-        """Return the spec of a run in a folder of its own."""
+        """Return the spec of a run in its own folder."""
         run_dir = self.folder / run_id
         run_dir.mkdir(exist_ok=True)
         fields = {"path": argv[0], "cwd": self.folder, "slot": Slot("cpu0"), **more}

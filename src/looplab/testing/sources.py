@@ -60,7 +60,7 @@ class SourceContract:
     detects_damage = True
     """Whether a damaged record is recognised as such; False for plain text, where half a line is still a line."""
     has_records_per_metric = False
-    """Whether each value of a row is a record of its own."""
+    """Whether each value of a row is a separate record."""
 
     def open_source(self, path: Path) -> MetricSource:
         """Return a source for this file, which may not exist yet."""

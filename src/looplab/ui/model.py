@@ -1,8 +1,8 @@
 """The lab as the page sees it: rows of runs in memory, brought up to date by the ledger's event numbers.
 
 Everything here runs in one thread, which owns the connection to the ledger. A request costs one look at SQLite's
-`data_version` unless somebody has written since. Knobs and metrics of ended runs never change: they are read once, in
-short portions between requests, newest runs first, so the page is there before ten thousand folders are read.
+`data_version` unless something was written since. Knobs and metrics of ended runs never change: they are read once, in
+short portions between requests, newest runs first, so the page is usable before ten thousand folders are read.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ class LabModel:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The ledger as it was opened last; None: there is none yet."""
+        """The last opened ledger; None: there is none yet."""
         return self._ledger
 
     def close(self) -> None:
@@ -381,7 +381,7 @@ class LabModel:
         return self._engine_pid(self.lab.folder, study)
 
     def refresh(self, *names: str) -> None:
-        """Bring these studies up to date, unless that was done a moment ago."""
+        """Bring these studies up to date, unless that was just done."""
         models = [self.study(name) for name in names]
         if any(model.seen == 0 for model in models):
             self._version = -1
@@ -473,7 +473,7 @@ class LabModel:
         return status.st_mtime_ns, status.st_size
 
     def _reload_lab(self) -> None:
-        """Read the lab file again if it has changed; one with a mistake is ignored until it is mended."""
+        """Read the lab file again if it has changed; one with a mistake is ignored until it is fixed."""
         stamp = self._stamp_lab()
         if stamp is None or stamp == self._lab_stamp:
             return

@@ -318,7 +318,7 @@ def judge_page(model: LabModel, name: str) -> dict[str, Any]:
 
 
 def agents_page(model: LabModel, name: str) -> dict[str, Any]:
-    """Return the calls of agents with what became of their proposals, and the record of each proposer."""
+    """Return the agent calls with the outcome of their proposals, and the record of each proposer."""
     record, engine = model.view(name), model.engine(name)
     if record is None:
         return {"calls": [], "proposers": [], "weights": [], "said": []}
@@ -476,7 +476,7 @@ def artifact(model: LabModel, place: str, name: str) -> ShownFile:
 def _read(model: LabModel, place: str, name: str) -> ShownFile:
     root = model.lab.folder / place
     if not root.resolve().is_relative_to(model.lab.folder.resolve()):
-        raise LabError("the folder is outside of the lab")
+        raise LabError("the folder is outside the lab")
     hidden = [HeldOutFilter(config) for config in model.lab.studies.values()]
     active = next((one for one in hidden if one.is_active), hidden[0] if hidden else None)
     if active is None:

@@ -1,4 +1,4 @@
-"""Who may ask the page's server for what.
+"""Access rules of the page's server.
 
 Every request needs an allowed Host (against DNS rebinding) and the token (other users of the machine reach loopback
 too). Every method but GET and HEAD also needs the origin of the page itself, JSON, and a second token that only scripts
@@ -55,7 +55,7 @@ def host_of(value: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reachable from this machine only."""
+    """Return whether an address to listen on is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -92,7 +92,7 @@ class AccessRules:
         return hmac.new(self.token.encode(), b"control", hashlib.sha256).hexdigest()
 
     def has_token(self, headers: Headers) -> bool:
-        """Whether a request carries the token, in the header or the cookie."""
+        """Return whether a request carries the token, in the header or the cookie."""
         given = headers.get(HEADER) or cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
         return self.is_token(given)
 

@@ -54,7 +54,7 @@ MEDIA = {
     "json": "application/json", "svg": "image/svg+xml",
 }  # fmt: skip
 CACHE = "no-cache"
-"""Assets may be kept, but are asked for again: an upgrade of looplab is seen at once."""
+"""Assets may be cached but must be revalidated, so an upgrade of looplab takes effect at once."""
 CONFINED = {"content-security-policy": "default-src 'none'; sandbox", "content-disposition": "inline"}
 """Headers of files that runs have written."""
 
@@ -135,7 +135,7 @@ class PageServer:
         return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *args, **keywords))
 
     def _fill(self) -> None:
-        """Read configs and summaries in portions, each behind the requests that came meanwhile."""
+        """Read configs and summaries in portions, each after the requests that arrived in the meantime."""
         if self._model.fill(time.monotonic() + PORTION_S):
             with contextlib.suppress(RuntimeError):  # the server ends
                 self._ledger_thread.submit(self._fill)
@@ -378,7 +378,7 @@ def _file_answer(package: str, place: str, name: str, request: Request) -> Respo
 
 @functools.cache
 def _assets(package: str, place: str) -> dict[str, tuple[bytes, str]]:
-    """Return the files of the page by name, with the hash of each; only these can be asked for."""
+    """Return the files of the page by name, with the hash of each; only these are served."""
     import hashlib
 
     found: dict[str, tuple[bytes, str]] = {}

@@ -1,4 +1,4 @@
-"""The border to what changes a study: the page asks for it, and the command line, which imports the engine, does it."""
+"""Interface for changes to a study: the page requests them; the command line, which imports the engine, makes them."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class AlertPlugin(Protocol):
     """Sends alarms somewhere (entry point group `looplab.alerts`); usually a class, made with its options."""
 
     def send(self, alarm: Mapping[str, Any]) -> None:
-        """Send an alarm, in a thread of its own; raise if that fails.
+        """Send an alarm in a separate thread; raise if that fails.
 
         Args:
             alarm: `study`, `rule`, `text` and, if it concerns a run, `run`, `step`, `values`, `stops`, `requeue`,

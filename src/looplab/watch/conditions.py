@@ -318,7 +318,7 @@ class BudgetUsed:
 
 
 class PluginCondition:
-    """A condition of another package. If it raises, it is not asked again about this run, and the reason is reported
+    """A condition of another package. If it raises, it is not called again for this run, and the reason is reported
     when the run ends."""
 
     def __init__(self, condition: Condition) -> None:

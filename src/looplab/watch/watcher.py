@@ -257,7 +257,7 @@ def check(
             plugins.make("alerts", rule.alert.plugin, **rule.alert.options)
         if rule.when is not None and not compile_expression(rule.when).names:
             raise LabError(
-                f"the watch rule {name!r} reads nothing: its value never changes",
+                f"the watch rule {name!r} reads no metric: its value never changes",
                 hint="write an expression over step, seconds and metrics",
             )
         if rule.when is not None and objective is not None:

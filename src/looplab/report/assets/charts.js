@@ -257,7 +257,7 @@ export class LineChart {
     if (this.options.range) return this.options.range;
     this.cut = false;
     if (low === null || high === null) return [0, 1];
-    if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) high = low; // a constant, but for rounding
+    if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) high = low; // constant up to rounding
     else if (this.options.clip) {
       const values = this.inView(plot);
       if (values.length >= 8) {

@@ -95,7 +95,7 @@ export function tick(name, change, checked = false) {
 const tip = el("div", { class: "tip", hidden: true, role: "status" });
 export const hideTip = () => (tip.hidden = true);
 
-// Show these nodes beside the pointer.
+// Show these nodes next to the pointer.
 export function showTip(event, nodes) {
   if (!tip.isConnected) document.body.append(tip);
   tip.replaceChildren(...nodes);

@@ -263,7 +263,7 @@ export class Forest extends Figure {
       const p = pValue(one.p) + (one.p === null || one.bar === null || one.bar === undefined ? "" : ` / ${pValue(one.bar)}`);
       return isNarrow ? [one.p === null ? t(one.verdict) : `p ${p}`] : [t(one.verdict), one.shown, p, String(one.n)];
     };
-    const heads = isNarrow ? [t("verdict")] : [t("verdict"), t("better by, 95 %"), t("p / its bar"), "n"];
+    const heads = isNarrow ? [t("verdict")] : [t("verdict"), t("better by, 95 %"), t("p / boundary"), "n"];
     const cells = this.rows.map(cellsOf);
     const columns = [];
     let side = isNarrow ? 6 : 12;

@@ -103,7 +103,7 @@ function drawCurves(host) {
 }
 
 const title = t("{study}: {n} runs side by side", { study: DATA.study, n: RUNS.length });
-const meaning = t("the first run is what the others are measured against");
+const meaning = t("the other runs are compared with the first");
 page.append(el("header", { class: "study-head" }, el("h1", { text: title }), el("p", { text: meaning }), languageMenu()));
 const grid = el("div", { class: "grid halves" });
 page.append(grid);

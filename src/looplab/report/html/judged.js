@@ -45,7 +45,7 @@ function drawJudged(host) {
     );
     if (judge.sigma) keys.push(el("span", { class: "key" }, el("i", { class: "noise-mark" }), t("the noise of one run")));
     if (shown.some((one) => !tested(one))) keys.push(el("span", { text: t("dashed: one run, no test") }));
-    if (shown.some((one) => one.bar !== null)) keys.push(el("span", { text: t("p / bar: the p that was needed") }));
+    if (shown.some((one) => one.bar !== null)) keys.push(el("span", { text: t("p / boundary: the required p") }));
     keys.push(el("span", { text: t("each against the champion of its time, in order of judgement") }));
     if (able.length > MOST_EFFECTS) keys.push(el("span", { text: t("{n} of {m}", { n: MOST_EFFECTS, m: able.length }) }));
     node.append(el("div", { class: "under" }, ...keys));
@@ -98,7 +98,7 @@ function drawMix(host) {
 let trusted = null;
 
 function drawWeights(host, names, weights) {
-  const node = card(t("How much each proposer is trusted"), false);
+  const node = card(t("Credit of each proposer"), false);
   const place = el("div");
   node.append(place);
   host.append(node);

@@ -13,7 +13,7 @@ export class AgentsPage {
     this.weights = el("div", {});
     this.calls = el("div", { class: "calls" });
     this.said = el("div", {});
-    host.append(columns([panel(t("Proposers and their credit"), this.credit, this.weights)], [panel(t("What people told the agents"), this.said)]), el("h2", { class: "part", text: t("Calls") }), this.calls);
+    host.append(columns([panel(t("Proposers and their credit"), this.credit, this.weights)], [panel(t("Messages to the agents"), this.said)]), el("h2", { class: "part", text: t("Calls") }), this.calls);
     this.cards = new Map();
     this.stop = every(2000, () => this.ask());
   }
@@ -37,11 +37,11 @@ export class AgentsPage {
     const names = [t("proposals"), t("kept"), t("partly"), t("discarded"), t("crashed"), t("waiting"), t("credit"), t("cost"), t("a keep cost")];
     const shown = [...spent.values()].some(Boolean) ? names : names.slice(0, -2); // no agent has a price
     const heads = [{ name: t("proposer") }, ...shown.map((name) => ({ name, num: true }))];
-    this.credit.replaceChildren(plainTable(heads, rows.map((cells) => cells.slice(0, heads.length)), { empty: t("Nothing was proposed yet.") }), el("p", { class: "muted small", text: t("Credit: the chance that the next proposal is kept, by what became of the last ones; partly: replicated, and then not kept.") }));
+    this.credit.replaceChildren(plainTable(heads, rows.map((cells) => cells.slice(0, heads.length)), { empty: t("No proposals yet.") }), el("p", { class: "muted small", text: t("Credit: the chance that the next proposal is kept, estimated from earlier ones; partly: replicated, but not kept.") }));
     this.drawWeights(found.weights);
-    this.said.replaceChildren(plainTable([{ name: t("when") }, { name: t("text") }], found.said.reverse().map((one) => [nowrap(day(one.at)), one.text]), { empty: t("Nothing was said.") }));
+    this.said.replaceChildren(plainTable([{ name: t("when") }, { name: t("text") }], found.said.reverse().map((one) => [nowrap(day(one.at)), one.text]), { empty: t("No messages.") }));
     if (!found.calls.length) {
-      this.calls.replaceChildren(el("p", { class: "empty", text: t("No agent was called.") }));
+      this.calls.replaceChildren(el("p", { class: "empty", text: t("No agent has been called.") }));
       return;
     }
     const before = new Map(this.cards);
@@ -72,7 +72,7 @@ export class AgentsPage {
       { class: "call" },
       el("summary", {}, el("b", { text: call.call }), " ", el("span", { class: state[0], text: state[1] }), el("span", { class: "muted", text: ` ${[call.cli, day(call.at), call.seconds ? duration(call.seconds) : null, tokens ? t("{n} tokens", { n: tokens.toLocaleString() }) : null, usage.usd ? `$${usage.usd.toFixed(2)}` : null, call.n ? t("asked for {n}", { n: call.n }) : null, call.accepted === null || call.accepted === undefined ? null : t("{n} accepted by the guard", { n: call.accepted })].filter(Boolean).join(" · ")}` }), call.why && !call.ok ? el("span", { class: "refused small", text: call.why }) : null),
       call.void ? el("p", { class: "refused", text: `${t("void")}: ${call.void}` }) : null,
-      ...call.refused.map((text) => el("p", { class: "muted", text: `${t("refused by the guard")}: ${text}` })),
+      ...call.refused.map((text) => el("p", { class: "muted", text: `${t("rejected by the guard")}: ${text}` })),
       talk,
     );
     const chain = call.proposals.map((one) => [el("code", { class: "wrap", text: one.edits.join("  ") }), one.reason, one.status === "rejected" ? el("span", { class: "v-discard", text: one.problems.join("; ") || t("rejected") }) : t(one.status), one.run ? runLink(this.app, one.run) : "–", one.objective === null ? t(one.state || "–") : show(one.objective), verdictMark(one.verdict)]);

@@ -11,7 +11,7 @@ import { t } from "./i18n.js";
 import { get } from "./store.js";
 
 const POINTS = 500;
-const FIRST = 6; // charts that are drawn before somebody asks for more
+const FIRST = 6; // charts that are drawn before the user asks for more
 const WAIT_MS = 200;
 
 export class Curves {
@@ -63,7 +63,7 @@ export class Curves {
     this.draw();
   }
   draw() {
-    const several = this.found.charts.filter((one) => one.x.length > 1); // a single value is no curve: it is in the table
+    const several = this.found.charts.filter((one) => one.x.length > 1); // a single value is not a curve: it is in the table
     const shown = several.length ? several : this.found.charts;
     const limit = this.isAll ? shown.length : FIRST;
     for (const data of shown.slice(0, limit)) this.chartOf(data.metric).setSeries(seriesOf(this.merged(data)));

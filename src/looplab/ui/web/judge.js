@@ -39,7 +39,7 @@ export class JudgePage {
     }
     const compared = found.entries.filter((one) => one.effect !== null && !one.is_base);
     const forest = el("div", {});
-    const forestCard = panel(t("Every challenger against the champion of its time"), compared.length ? forest : el("p", { class: "empty", text: t("No challenger was judged yet.") }), el("p", { class: "under", text: t("Solid: pairs of the same seed. Dashed and hollow: one run, which is a hint, not a test. The grey band is the noise between seeds. p must be at most its bar.") + (compared.length > FOREST_ROWS ? ` ${t("{n} of {m} rows", { n: FOREST_ROWS, m: compared.length })}.` : "") }));
+    const forestCard = panel(t("Every challenger against the champion of its time"), compared.length ? forest : el("p", { class: "empty", text: t("No challenger has been judged yet.") }), el("p", { class: "under", text: t("Solid: pairs of the same seed. Dashed and hollow: one run, which is a hint, not a test. The grey band is the noise between seeds. p must not exceed its boundary.") + (compared.length > FOREST_ROWS ? ` ${t("{n} of {m} rows", { n: FOREST_ROWS, m: compared.length })}.` : "") }));
     const alpha = el("div", {});
     const noise = el("div", {});
     const drift = el("div", {});
@@ -120,7 +120,7 @@ export class JudgePage {
       root.append(svg("circle", { cx: x(one.at), cy: y(one.value), r: 3.6, class: style }, svg("title", { text: `${one.run}: ${show(one.value)}, ${day(one.at)}` })));
     }
     root.append(svg("text", { x: left + 8, y: height - 6, text: day(Math.min(...times)) }), svg("text", { x: width - 10, y: height - 6, "text-anchor": "end", text: day(Math.max(...times)) }));
-    host.append(root, el("p", { class: "under" }, el("span", { class: "key" }, el("i", { class: "dot-key rival" }), t("the base")), judge.champion !== judge.base ? el("span", { class: "key" }, el("i", { class: "dot-key own" }), t("the champion")) : "", el("span", { text: t("A trend here is not the config: look at the machine or the data.") })));
+    host.append(root, el("p", { class: "under" }, el("span", { class: "key" }, el("i", { class: "dot-key rival" }), t("the base")), judge.champion !== judge.base ? el("span", { class: "key" }, el("i", { class: "dot-key own" }), t("the champion")) : "", el("span", { text: t("A trend here does not come from the config: check the machine or the data.") })));
   }
   reads({ judge, reads, restarts, changes }) {
     const rows = reads.map((one) => [nowrap(day(one.at)), runLink(this.app, one.run), runLink(this.app, one.against)]);
@@ -136,7 +136,7 @@ export class JudgePage {
   tests({ judge, entries }) {
     const open = judge.tests.map((one) => [runLink(this.app, one.run), nowrap(t("under test")), one.look, one.runs, "", "", "", one.alpha === null ? "" : show(one.alpha, 2), "", ""]);
     const rows = [...entries].reverse().map((one) => [runLink(this.app, one.run), verdictMark(one.verdict), one.look || "", one.n || "", honest(one.mean, one.sd), effectText(one.effect, one.low, one.high), one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`, one.alpha === null ? "" : show(one.alpha, 2), one.at ? nowrap(day(one.at)) : "", el("span", {}, one.why)]);
-    const card = panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why"), wide: true }], [...open, ...rows]));
+    const card = panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / boundary"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why"), wide: true }], [...open, ...rows]));
     return card;
   }
 }

@@ -15,7 +15,7 @@ export class LineagePage {
     this.tree = el("div", {});
     this.path = el("div", {});
     this.versions = el("div", {});
-    if (app.study) host.append(panel(app.study.metric ? t("{metric} over run number", { metric: app.study.metric }) : t("Lineage"), this.tree, el("p", { class: "under", text: t("Filled: kept or discarded; hollow: inconclusive; orange: champions. A line leads from a run to what was made of it.") })), panel(t("The way to the champion"), this.path));
+    if (app.study) host.append(panel(app.study.metric ? t("{metric} over run number", { metric: app.study.metric }) : t("Lineage"), this.tree, el("p", { class: "under", text: t("Filled: kept or discarded; hollow: inconclusive; orange: champions. A line leads from a run to the runs derived from it.") })), panel(t("The path to the champion"), this.path));
     host.append(this.versions);
     this.ask();
     this.askVersions();

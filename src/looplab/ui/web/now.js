@@ -35,17 +35,17 @@ class Visit {
 
 const NEEDS = {
   problem: (one) => t("The ledger cannot be read: {text}", one),
-  alarms: (one) => t("{n} {n|alarm|alarms} to look at before the results are believed", one),
+  alarms: (one) => t("{n} {n|alarm|alarms} to check before you trust the results", one),
   "ended early": (one) => t("The last engine ended early: {text}", one),
-  unfinished: (one) => t("{n} unfinished {n|run|runs} and no engine: looplab resume", one),
-  waiting: (one) => t("{n} {n|proposal waits|proposals wait} and no engine runs: looplab run", one),
+  unfinished: (one) => t("{n} unfinished {n|run|runs}, but no engine is running: looplab resume", one),
+  waiting: (one) => t("{n} {n|proposal waits|proposals wait}, but no engine is running: looplab run", one),
   paused: () => t("The study is paused"),
   "no objective": () => t("The study has no objective: looplab objective METRIC"),
   "not comparable": (one) => t("{n} {n|run was|runs were} measured with another objective: looplab remeasure", one),
-  agent: (one) => t("The last call of the agent failed: {text}", one),
+  agent: (one) => t("The last agent call failed: {text}", one),
   alpha: () => t("Alpha is almost used up: hardly anything can still be promoted"),
-  "held out": () => t("The held-out metric may not be read any more"),
-  "nothing yet": () => t("Nothing has run yet: looplab plan shows what would, looplab run runs it"),
+  "held out": () => t("The held-out metric may no longer be read"),
+  "nothing yet": () => t("Nothing has run yet: looplab plan shows what would run, looplab run starts it"),
 };
 
 export class NowPage {
@@ -145,18 +145,18 @@ export class NowPage {
       }
       const cost = [t("{n} device hours", { n: show(since.device_hours, 2) })];
       if (since.usd) cost.push(`$${since.usd.toFixed(2)}`);
-      else if (since.calls) cost.push(t("{n} {n|call of an agent|calls of agents}", { n: since.calls }));
+      else if (since.calls) cost.push(t("{n} {n|agent call|agent calls}", { n: since.calls }));
       parts.push(t("It cost {cost}.", { cost: cost.join(", ") }));
       if (since.failed) parts.push(t("{n} {n|run|runs} failed.", { n: since.failed }));
       const alarms = isFirst ? found.alarms.length : since.alarms;
       parts.push(alarms ? t("{n} {n|alarm|alarms}.", { n: alarms }) : t("No alarms."));
     }
-    const when = !isFirst ? t("Since you last looked, {time} ago", { time: ago(found.at - since.since) }) : t("So far");
+    const when = !isFirst ? t("Since your last visit, {time} ago", { time: ago(found.at - since.since) }) : t("So far");
     const needs = (found.needs || []).map((one) => el("li", { text: NEEDS[one.kind] ? NEEDS[one.kind](one) : one.kind }));
     this.headline.replaceChildren(
       el("p", { class: "when" }, !isFirst ? el("button", { class: "quiet", title: t("Start counting from now"), onclick: () => this.markSeen(), text: when + " ✓" }) : when),
       el("h1", { text: parts.join(" ") || t("Nothing has run yet.") }),
-      needs.length ? el("ul", { class: "needs", "aria-label": t("Needs you") }, ...needs) : el("p", { class: "muted calm", text: t("Nothing needs you.") }),
+      needs.length ? el("ul", { class: "needs", "aria-label": t("Needs attention") }, ...needs) : el("p", { class: "muted calm", text: t("Nothing needs attention.") }),
     );
   }
   // The shortest period that has the whole study, up to an hour.
@@ -332,7 +332,7 @@ export class NowPage {
       }
     }
     if (!runs.length) {
-      this.running.replaceChildren(el("p", { class: "empty", text: found.engine === null ? t("No engine is running.") : t("Nothing runs at this moment.") }));
+      this.running.replaceChildren(el("p", { class: "empty", text: found.engine === null ? t("No engine is running.") : t("Nothing is running.") }));
       return;
     }
     const shown = runs.slice(0, 8);
@@ -376,7 +376,7 @@ export class NowPage {
     );
     const planned = (found.counts || {}).planned || 0;
     this.queue.replaceChildren(
-      rows.length ? el("p", { class: "muted small", text: t("{n} planned, {m} waiting: {reason}.", { n: planned, m: found.waiting, reason }) }) : el("p", { class: "muted small", text: t("No proposal waits; proposers are asked when a slot is free.") }),
+      rows.length ? el("p", { class: "muted small", text: t("{n} planned, {m} waiting: {reason}.", { n: planned, m: found.waiting, reason }) }) : el("p", { class: "muted small", text: t("No proposal is waiting; proposers are called when a slot is free.") }),
       rows.length ? el("ol", { class: "queue" }, ...rows) : "",
       lab.control && !this.form ? (this.form = proposalForm(this.app)) : this.form || "",
     );
@@ -391,7 +391,7 @@ export class NowPage {
       one.n || "",
       el("span", {}, one.why, one.flags.length ? el("span", { class: "muted", text: ` (${one.flags.join("; ")})` }) : ""),
     ]);
-    const heads = [{ name: t("when") }, { name: t("run") }, { name: t("verdict") }, { name: t("better by, 95 %"), num: true }, { name: t("p / its bar"), num: true }, { name: "n", num: true }, { name: t("why"), wide: true }];
+    const heads = [{ name: t("when") }, { name: t("run") }, { name: t("verdict") }, { name: t("better by, 95 %"), num: true }, { name: t("p / boundary"), num: true }, { name: "n", num: true }, { name: t("why"), wide: true }];
     this.verdicts.replaceChildren(found.judge ? plainTable(heads, rows, { empty: t("No verdict yet.") }) : el("p", { class: "empty", text: t("This study has no judge.") }));
   }
 }

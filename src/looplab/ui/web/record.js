@@ -60,7 +60,7 @@ export class RecordPage {
       return;
     }
     const isWhole = !chain.broken && chain.checked >= head.seq;
-    const text = chain.broken ? `${t("The chain is broken")}: ${chain.broken}` : isWhole ? t("The chain is whole: {n} events", { n: head.seq }) : t("checked {n} of {m} events …", { n: chain.checked, m: head.seq });
+    const text = chain.broken ? `${t("The chain is broken")}: ${chain.broken}` : isWhole ? t("The chain is intact: {n} events", { n: head.seq }) : t("checked {n} of {m} events …", { n: chain.checked, m: head.seq });
     const key = JSON.stringify([head, chain, anchor, Math.floor(Date.now() / 30000)]);
     if (key === this.key) return;
     this.key = key;
@@ -68,7 +68,7 @@ export class RecordPage {
       el("p", { class: `big ${chain.broken ? "v-discard" : isWhole ? "v-keep" : "muted"}`, role: "status", text }),
       facts([
         [t("head"), el("code", { text: `${head.seq}:${head.hash}` })],
-        [t("last anchor"), anchor ? t("event {n}, {time} ago: {where}", { n: anchor.seq, time: ago(Date.now() / 1000 - anchor.at), where: (anchor.where || []).join(", ") }) : t("never: whoever can write the ledger could rewrite it; looplab anchor publishes its head")],
+        [t("last anchor"), anchor ? t("event {n}, {time} ago: {where}", { n: anchor.seq, time: ago(Date.now() / 1000 - anchor.at), where: (anchor.where || []).join(", ") }) : t("never: anyone who can write the ledger could rewrite it; looplab anchor publishes its head")],
         [t("ledger"), el("code", { text: path })],
         [t("files of the runs"), t("compared by looplab verify")],
       ]),

@@ -109,12 +109,12 @@ export class RunPage {
         el("p", { text: verdict.why }),
         facts([
           [t("better by, 95 %"), verdict.effect === null ? null : effectText(verdict.effect, verdict.low, verdict.high)],
-          [t("evidence and its bar"), bar],
+          [t("evidence and its boundary"), bar],
           [t("against"), verdict.against ? runLink(this.app, verdict.against) : null],
           [t("runs, looks"), verdict.n ? `${verdict.n}, ${verdict.look}` : null],
           [t("alpha of the test"), verdict.alpha === null ? null : show(verdict.alpha, 2)],
           [t("noise between seeds"), verdict.sigma === null ? null : show(verdict.sigma, 2)],
-          [t("cost beside its rival"), verdict.cost === null ? null : `× ${show(verdict.cost, 2)}`],
+          [t("cost relative to its rival"), verdict.cost === null ? null : `× ${show(verdict.cost, 2)}`],
           [t("remarks"), verdict.flags.join("; ")],
         ]),
       );
@@ -174,7 +174,7 @@ export class RunPage {
       this.log.textContent = text;
       if (isAtEnd) this.log.scrollTop = this.log.scrollHeight;
     } else if (!this.log.textContent) this.log.textContent = "";
-    this.logNote.textContent = found.size ? `${bytes(found.size)}${found.start && found.reset ? ` · ${t("its end")}` : ""} · ${t("secrets are hidden by whole lines")}` : t("nothing was printed yet");
+    this.logNote.textContent = found.size ? `${bytes(found.size)}${found.start && found.reset ? ` · ${t("its end")}` : ""} · ${t("lines with secrets are hidden")}` : t("nothing was printed yet");
   }
   async askCurves() {
     if (this.curvesOver) return;

@@ -261,12 +261,12 @@ export class RunsPage {
 }
 
 // What the model of the search predicts along each knob, the others as in the config that it believes in. Asked for by
-// a click, since the model is fitted anew for it.
+// a click, since the model is refitted for it.
 class BeliefCard {
   constructor(app) {
     Object.assign(this, { app, charts: [] });
     this.ask = el("button", { text: t("Ask the model"), onclick: () => this.load() });
-    this.note = el("p", { class: "muted small", role: "status", text: t("What the model of the search predicts along each knob, and how sure it is.") });
+    this.note = el("p", { class: "muted small", role: "status", text: t("The search model's prediction along each knob, with its uncertainty.") });
     this.plots = el("div", { class: "small-multiples" });
     this.node = panel(t("What the model believes"), this.note, this.plots);
     this.node.querySelector(".bar-top").append(el("div", { class: "controls push" }, this.ask));

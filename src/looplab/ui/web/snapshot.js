@@ -29,7 +29,7 @@ export function snapshotAnswer(name, query) {
 }
 
 function known(answer) {
-  if (answer === undefined) throw Object.assign(new Error(t("This is not in the exported file: it has the champions, the best and the latest runs.")), { status: 400 });
+  if (answer === undefined) throw Object.assign(new Error(t("Not in the exported file, which has only the champions, the best and the latest runs.")), { status: 400 });
   return answer;
 }
 

@@ -48,17 +48,17 @@ export function steeringBar(app, host) {
   host.dataset.study = app.study.name;
   const note = el("span", { role: "status" });
   const button = (text, title, action) => el("button", { text, title, onclick: () => act(app, note, action) });
-  const said = el("input", { type: "text", class: "say", placeholder: t("Tell the agent something"), "aria-label": t("Tell the agent something"), maxlength: 2000 });
+  const said = el("input", { type: "text", class: "say", placeholder: t("Send the agent a message"), "aria-label": t("Send the agent a message"), maxlength: 2000 });
   const form = el("form", { class: "say-form" }, said, el("button", { text: t("Say") }));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (said.value.trim()) act(app, note, "say", { text: said.value }).then((ok) => ok && (said.value = ""));
   });
   host.replaceChildren(
-    button(t("Pause"), t("Start no more runs; the current ones continue"), "pause"),
+    button(t("Pause"), t("Start no new runs; running ones continue"), "pause"),
     button(t("Resume"), t("End the pause"), "resume"),
-    button(t("Drain"), t("Let the current runs end, then exit"), "drain"),
-    sure(el("button", { text: t("Stop"), title: t("Stop the current runs and the engine") }), t("Really stop all runs?"), () => act(app, note, "stop")),
+    button(t("Drain"), t("Let running trainings finish, then exit"), "drain"),
+    sure(el("button", { text: t("Stop"), title: t("Stop the running trainings and the engine") }), t("Really stop all runs?"), () => act(app, note, "stop")),
     form,
     app.study.metric ? "" : objectiveForm(app, note),
     note,
@@ -92,7 +92,7 @@ export function runSteering(app, run) {
   return el("div", { class: "steer inline" }, ...parts, note);
 }
 
-// A form from the knobs of the study; the guard checks it while somebody types.
+// A form from the knobs of the study; the guard checks it as the user types.
 export function proposalForm(app) {
   const box = el("details", { class: "propose" }, el("summary", { text: t("Propose a run") }));
   box.addEventListener("toggle", () => {

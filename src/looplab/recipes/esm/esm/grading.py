@@ -57,7 +57,7 @@ def extract(text: str, kind: Kind, choices: Sequence[str] = ()) -> str | None:
 
 
 def same(answer: str, gold: str, kind: Kind) -> bool:
-    """Whether two answers are equivalent."""
+    """Return whether two answers are equivalent."""
     if kind == "number":
         value = number(answer)
         return value is not None and value == number(gold)
@@ -246,5 +246,5 @@ def _equal_formulas(gold: str, answer: str) -> bool:
 
 
 def _explodes(formula: str) -> bool:
-    """Whether a formula has nested powers, huge exponents or factorials, which would take forever to expand."""
+    """Return whether a formula has nested powers, huge exponents or factorials, which would take forever to expand."""
     return bool(re.search(r"\^\s*\{?\s*\d+\s*\^|\^\s*\{?\s*\d{4,}|\d{4,}\s*\)?\s*!|!\s*!", formula))

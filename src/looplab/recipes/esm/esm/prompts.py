@@ -45,7 +45,7 @@ BY_KIND: dict[Kind, str] = {
     "number": "gsm8k_0shot", "math": "math_0shot", "choice": "arc_0shot", "yes_no": "strategyqa_0shot",
     "exact": "exact_0shot",
 }  # fmt: skip
-"""What the template `auto` stands for."""
+"""Prompts that the template `auto` selects."""
 
 
 def render(template: str, example: Example) -> str:

@@ -1,6 +1,6 @@
 """Tables of an evaluation: accuracy with confidence intervals, cost, and diagnostics of the steering.
 
-The headline compares ESM with the best of its rivals, the methods that somebody would use instead of it. Controls and
+The headline compares ESM with the best of its rivals, the methods that one would use instead of it. Controls and
 ablations show where a gain comes from; they are not rivals.
 """
 
@@ -75,7 +75,7 @@ def versus_greedy(report: Report, name: str, samples: int) -> stats.PairedCompar
 
 
 def headline(correct: Mapping[str, Sequence[Sequence[bool]]], name: str = "esm", samples: int = 10_000) -> str:
-    """Return one sentence that says who wins: ESM, its best rival, or nobody. `correct` is [seed][question]."""
+    """Return one sentence that names the winner: ESM, its best rival, or neither. `correct` is [seed][question]."""
     found = best_rival(correct, name, samples)
     missing = [NAMES[rival] for rival in ("majority", "mean_vector") if rival not in correct]
     if found is None:

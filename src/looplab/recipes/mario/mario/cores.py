@@ -1,7 +1,7 @@
 """The emulators that can run the game, behind one small interface; the fastest that can be used is the default.
 
     builtin  nes.c, compiled on first use. In all stages it computes what fceumm computes, to the bit (memory and
-             picture), several times faster: without sound, and without drawing frames that nobody looks at.
+             picture), several times faster: without sound, and without drawing frames that nothing reads.
     fceumm   stable-retro's core. It allows one emulator per process, so all cores of a process share it by swapping
              their states, which takes microseconds.
     nes-py   nes-py 8 (Python 3.11, 3.12) or 9. It cannot export its state: a snapshot is the log of all inputs since

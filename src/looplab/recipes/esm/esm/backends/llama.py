@@ -31,7 +31,7 @@ class _Layer:
 
 
 def is_llama(config: Any) -> bool:
-    """Whether this module implements the model's forward pass."""
+    """Return whether this module implements the model's forward pass."""
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in ("llama", "qwen2")

@@ -392,7 +392,7 @@ def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
 
 
 def read_config(file: Path | None, flags: dict[str, Any]) -> FishConfig:
-    """Flags override the file, the file overrides the defaults. Raises LabError."""
+    """Merge defaults, file and flags; flags take precedence. Raises LabError."""
     given: Any = {}
     if file is not None:
         try:

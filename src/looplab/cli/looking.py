@@ -105,7 +105,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
-                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with a different objective than in "
+                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with another objective than in "
                 "lab.yaml: `looplab remeasure` re-reads the metrics"
             )
         if facts["place"]:

@@ -112,7 +112,7 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.say(f"{plural(done.events, 'event was', 'events were')} recovered from the journal and the backups")
     if done.events_lost:
         output.say(
-            f"{plural(done.events_lost, 'event is', 'events are')} lost: neither in the ledger, its journal nor a backup"
+            f"{plural(done.events_lost, 'event is', 'events are')} lost: not in the ledger, its journal or a backup"
         )
     for study, number in done.runs.items():
         output.say(f"study {study}: {plural(number, 'run')} rebuilt from folders")

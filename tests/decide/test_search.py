@@ -282,7 +282,7 @@ def test_a_finite_space_that_is_used_up_says_so(tmp_path: Path) -> None:
     proposer = lab.proposer()
     assert len(proposer.propose(lab.study, 5)) == 1
     assert proposer.problem is not None
-    assert "has been tried" in proposer.problem
+    assert "already tried" in proposer.problem
 
 
 def test_a_knob_that_cannot_be_searched_is_named_once(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_drain_lets_what_runs_end_and_resume_runs_the_rest(lab, until) -> None:
     lab.queue("train.lr@set=0.3", "train.lr@set=0.4")
     lab("run", "--detach", "--concurrency", "1")
     lab.until_at_work()
-    assert "starts no more runs" in lab("stop", "--drain").out
+    assert "starts no new runs" in lab("stop", "--drain").out
     lab.open_gate()
     until(lambda: lab.engine() is None, "the end of the engine")
     assert [summary["status"] for summary in lab.all("summary.json")] == ["ok"]

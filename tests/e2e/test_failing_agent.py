@@ -98,7 +98,7 @@ def test_where_nothing_can_stand_in_it_waits_and_people_can_still_steer(piloted:
     change(piloted, backoff="1h", call_retries=0)
     piloted.configure(knobs={"wait": {"type": "str"}})
     engine = piloted.start("autopilot", "--runs", "2")
-    until(lambda: "nothing else to try: the agent is asked again" in engine.out, "the wait")
+    until(lambda: "nothing else to try: the agent is called again" in engine.out, "the wait")
     piloted("propose", "--change", "wait@set=", "--change", "wait@set=nothing", "--reason", "meanwhile")
     piloted.open_gate("nothing")
     piloted.until_ended(2)

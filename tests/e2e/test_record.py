@@ -367,7 +367,7 @@ def test_a_ledger_of_garbage_is_put_aside_and_rebuilt(done) -> None:
     garbage = b"this is no database" * 1000
     done.write(".looplab/ledger.db", garbage)
     assert "looplab reindex" in done("status", code=1).err
-    assert "put aside" in done("reindex").out
+    assert "moved aside" in done("reindex").out
     (aside,) = (done.folder / ".looplab").glob("ledger.db.damaged-*")
     assert aside.read_bytes() == garbage
     assert facts(done) == before
@@ -583,7 +583,7 @@ def test_reindex_takes_in_every_run_folder_whatever_it_says(done, about: str) ->
 def test_restore_puts_the_ledger_aside_and_loses_nothing(done) -> None:
     done("say", "after the backup")
     tamper(done, "UPDATE runs SET objective=1e-9 WHERE n=1")
-    assert "put aside" in done("restore").out
+    assert "moved aside" in done("restore").out
     assert done.ask("SELECT count(*) FROM events WHERE kind='said'") == [(1,)]
     done("verify")
     (done.folder / ".looplab/backups").rename(done.folder / "elsewhere")

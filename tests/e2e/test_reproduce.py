@@ -121,7 +121,7 @@ def test_a_changed_patch_is_refused(ran: Any) -> None:
     patch = next((ran.outputs() / "_shared").glob("code-*.patch"))
     patch.write_text(patch.read_text().replace("2 +", "3 +"))
     ran.write("train.py", TRAIN.replace('config["x"] +', "9 +"))
-    assert "not what it was when it was written" in ran("reproduce", "2", code=2).err
+    assert "has changed since it was written" in ran("reproduce", "2", code=2).err
 
 
 def test_reproduce_says_what_it_runs_and_runs_no_hook(ran: Any) -> None:

@@ -69,7 +69,7 @@ def test_a_requeue_stops_at_the_edge_of_the_knob(watched: Any) -> None:
     watched.configure(watch=[{**RULE, "when": "step >= 300"}], knobs={"reg": {"type": "float", "low": 0.1, "high": 2}})
     done = watched("run", code=1)  # no run came to its end
     assert [watched.read(run, "config.json")["reg"] for run in watched.runs()] == [1.0, 2.0]
-    assert "nothing is left to change" in done.out
+    assert "there is nothing left to change" in done.out
 
 
 def test_a_run_is_sent_back_only_so_often(watched: Any) -> None:

@@ -430,7 +430,7 @@ def test_names_are_unique() -> None:
         ({"prune": {"metric": "loss", "pruner": "threshold"}}, "no threshold"),
         ({"prune": {"metric": "loss", "pruner": "threshold", "lower": 2, "upper": 1}}, "nothing between 2 and 1"),
         ({"prune": {"metric": "loss", "pruner": "asha", "min_resource": 5, "max_resource": 2}}, "max_resource"),
-        ({"when": "1 < 2"}, "reads nothing"),
+        ({"when": "1 < 2"}, "reads no metric"),
         ({"when": "eval.secret.best > 1"}, "held out"),
         ({"plateau": {"metric": "eval/secret", "over": 5}}, "held out"),
         ({"when": "loss > 1", "requeue": ["train.lr@mul=0.5", "modle.size@mul=2"]}, "cannot requeue: .*modle"),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from looplab.config.lab import FidelityConfig, ObjectiveConfig, PbtConfig, SearchConfig
 from looplab.decide.curves import Curve
-from looplab.decide.fidelity import SPREAD_PERIOD, FidelityProposer
+from looplab.decide.fidelity import SPREAD_PERIOD, FidelityProposer, find_chains
 from looplab.decide.history import STOPPED_AT_RUNG, History
-from looplab.decide.pbt import PbtProposer
+from looplab.decide.pbt import PbtProposer, _is_sound
 from looplab.decide.rungs import Rungs, halving, promotable
 from looplab.decide.search import SearchProposer
 from looplab.guard.guard import Guard
@@ -271,6 +271,21 @@ def test_configs_that_are_proposed_together_differ(tmp_path: Path) -> None:
         new = [one.edits for one in found if not one.continues]
         assert len(new) == len(set(new))
         assert toy.step(toy.fidelity(), 8) == 8
+    toy.ledger.close()
+
+
+def test_a_run_that_is_void_is_never_continued_or_copied(tmp_path: Path) -> None:
+    toy = ToyStudy(tmp_path)
+    for _ in range(9):
+        toy.step(toy.fidelity(scheduler="asha"))
+    chains = find_chains(toy.history.ended(), (), 1.0)
+    best = min((chain for chain in chains if chain.is_stopped), key=lambda chain: chain.curve[-1][1])
+    with toy.ledger.write():
+        toy.study.judged(best.tip.id, "void", {"why": "a leak"}, {})
+    after = next(chain for chain in find_chains(toy.history.ended(), (), 1.0) if chain.root.id == best.root.id)
+    assert (after.is_stopped, after.curve) == (False, ())
+    past = next(one for one in toy.history.ended() if one.run.id == best.tip.id)
+    assert not _is_sound(past)
     toy.ledger.close()
 
 

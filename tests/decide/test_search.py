@@ -186,6 +186,19 @@ def test_runs_of_one_point_count_once_with_their_mean(tmp_path: Path) -> None:
     assert [(p.value, p.infeasible) for p in points] == [(3.0, False)]
 
 
+def test_numbers_that_are_void_are_not_learnt_from_and_their_config_is_not_repeated(tmp_path: Path) -> None:
+    lab = plane(tmp_path)
+    lab.run(-1000.0, "x@set=0.5")  # it has read the answers
+    lab.run(1.0, "x@set=0.25")
+    with lab.ledger.write():
+        lab.study.judged(lab.study.run("1").id, "void", {"why": "a leak"}, {})
+    proposer = lab.proposer()
+    assert [(p.params["x"], p.value) for p in proposer.points(lab.study)] == [(0.25, 1.0)]
+    config = lab.guard.check(lab.base, ["x@set=0.5"]).config
+    assert config is not None
+    assert proposer._collector.key(config) in proposer._collector.collect(lab.study)[1]
+
+
 @pytest.mark.parametrize("status", ["failed", "timeout", "lost", "stopped", "ok"])
 def test_a_run_without_a_value_is_infeasible_whatever_its_status(tmp_path: Path, status: str) -> None:
     lab = plane(tmp_path)

@@ -50,6 +50,7 @@ def test_every_run_has_its_turn_however_little_time_there_is(
 ) -> None:
     clock = 100.0
     monkeypatch.setattr(watching.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(watching.time, "thread_time", lambda: 0.0)  # first readings import what they need
     running = runs(20)
     live.poll(running, (), 0.1, None)
     assert reads == []  # they have just begun

@@ -646,6 +646,9 @@ def test_the_model_is_asked_by_one_bounded_process_and_its_answer_is_kept(
         maker.train()
         until(lambda: client.get("slices", study="tiny")["ended"] == 2)
         assert count.read_text() == "xx"
+        with maker.ledger.write():
+            maker.record.judged(maker.record.run("1").id, "void", {"why": "a leak"}, {})
+        until(lambda: client.get("slices", study="tiny") and count.read_text() == "xxx")
     with serve(maker.lab, slices=lambda _: (sys.executable, "-c", "raise SystemExit(1)")) as client:
         assert client.client.get("/api/slices", params={"study": "tiny"}).json()["error"].startswith("the model failed")
     with serve(maker.lab) as client:

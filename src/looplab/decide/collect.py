@@ -14,6 +14,7 @@ from looplab.decide.curves import Curve
 from looplab.decide.history import History, PastRun
 from looplab.decide.points import SearchPoint, break_ties, params_key, select_points
 from looplab.guard.guard import Guard
+from looplab.judge.base import Verdict
 from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import ProposalRow, RunRow, StudyView
 
@@ -88,6 +89,8 @@ class PointCollector:
         for run, params in sorted(runs, key=lambda pair: pair[0].n):
             if params is None or (run.state == "ended" and run.started is None and run.status == "stopped"):
                 continue  # outside the search space, or cancelled before it started: no information
+            if run.verdict == Verdict.VOID:
+                continue  # its numbers are not believed, but its config is not proposed again
             if run.role == Role.IMPORTED and run.objective is None and run.status == "ok":
                 continue  # the other tool measured another objective
             point = points.setdefault(params_key(params), SearchPoint(params))
@@ -118,6 +121,8 @@ class PointCollector:
                     params = self.to_params(past.config)
                     if params is None or past.run.objective is None or not math.isfinite(past.run.objective):
                         continue
+                    if past.run.verdict == Verdict.VOID:
+                        continue
                     points.setdefault(params_key(params), SearchPoint(params)).values.append(past.run.objective)
                 if len(points) >= MIN_EARLIER:
                     found = select_points([*points.values()], MAX_EARLIER_POINTS, self._goal)
@@ -137,7 +142,7 @@ class PointCollector:
 
     def _add_details(self, point: SearchPoint, past: PastRun) -> None:
         run = past.run
-        if run.role != Role.IMPORTED and run.verdict != "void" and run.status == "ok":
+        if run.role != Role.IMPORTED and run.status == "ok":
             point.runs.append(run.id)
         if past.tie_break is not None:
             point.tie_breaks.append(past.tie_break)

@@ -24,6 +24,7 @@ from looplab.decide.base import Proposal
 from looplab.decide.curves import Curve
 from looplab.decide.history import History, PastRun
 from looplab.decide.rungs import Rungs, halving, promotable
+from looplab.judge.base import Verdict
 from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.view import RunRow, StudyView
 
@@ -87,6 +88,8 @@ def find_chains(ended: Sequence[PastRun], still_open: Sequence[RunRow], sign: fl
         one = past.get(run.id)
         if one is None:
             chain.open = True
+        elif run.verdict == Verdict.VOID:  # what it has measured is not believed, and nothing is continued from it
+            chain.curve, chain.finished, chain.can_continue, chain.failed = (), False, False, True
         elif one.curve:
             chain.tip, chain.attempts = run, 0
             chain.curve = tuple((step, sign * value) for step, value in one.curve)

@@ -24,6 +24,7 @@ from looplab.decide.fidelity import find_chains, whole_steps
 from looplab.decide.history import History, PastRun
 from looplab.decide.search import SearchProposer
 from looplab.guard.guard import Guard
+from looplab.judge.base import Verdict
 from looplab.ledger.roles import Role
 from looplab.ledger.view import RunRow, StudyView
 
@@ -210,4 +211,5 @@ class PbtProposer:
 
 
 def _is_sound(past: PastRun) -> bool:
-    return past.run.status in ("ok", "stopped") and past.run.role in (Role.TRIAL, Role.CONTINUATION)
+    is_own = past.run.role in (Role.TRIAL, Role.CONTINUATION)
+    return is_own and past.run.status in ("ok", "stopped") and past.run.verdict != Verdict.VOID

@@ -91,7 +91,7 @@ class PageServer:
         self._file_threads = ThreadPoolExecutor(3, "files")
         self._filling = False
         self._believing = asyncio.Lock()
-        self._slices_made: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._slices_made: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._now: dict[tuple[str, int, float], tuple[float, dict[str, Any]]] = {}
         self.app = Starlette(
             routes=[
@@ -305,21 +305,25 @@ class PageServer:
         return _shown(await self._in_ledger(pages.artifact, self._model, query["folder"], query["name"]))
 
     async def _slices(self, request: Request) -> Response:
-        """Return what the model believes along each knob: made by one process at a time, and kept while no run ends."""
+        """Return what the model believes along each knob: made by one process at a time, and kept until a run ends, is
+        measured again or is declared void, or the lab file changes."""
         study = request.query_params["study"]
         if self._hooks.slices is None:
             raise LabError("this page cannot ask the model")
 
-        def count() -> int:
+        def known() -> tuple[int, tuple[Any, ...]]:
             view = self._model.view(study)
-            return 0 if view is None else sum(one.runs for one in view.totals() if one.state == "ended")
+            if view is None:
+                return 0, ()
+            ended = sum(one.runs for one in view.totals() if one.state == "ended")
+            return ended, (self._model.epoch, ended, view.last_event("remeasured"), *view.void_runs())
 
-        ended = await self._in_ledger(count)
+        ended, state = await self._in_ledger(known)
         async with self._believing:
             made = self._slices_made.get(study)
-            if made is None or made[0] != ended:
+            if made is None or made[0] != state:
                 text = await run_bounded(self._hooks.slices(study))
-                made = self._slices_made[study] = ended, load_json(text)
+                made = self._slices_made[study] = state, load_json(text)
         found = made[1]
         if "error" in found:
             raise LabError(found["error"])

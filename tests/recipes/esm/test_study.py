@@ -202,6 +202,11 @@ def test_a_mistake_in_a_plan_is_explained(tmp_path: Path) -> None:
     file.write_text("title: T\nexpect: E\nconfig: {}\nmethods: [greedy, esm]\nseed: [1]\n")
     with pytest.raises(LabError, match="seed"):
         study.load_plan(file)
+    for like in ("{no_probing: mean_vector}", "{no_probing: greedy}", "{esm: no_probing}"):
+        methods = "methods: [greedy, esm, no_probing]"
+        file.write_text(f"title: T\nexpect: E\nconfig: {{}}\n{methods}\nlike: {like}\n")
+        with pytest.raises(LabError, match="cannot use the settings of"):
+            study.load_plan(file)
 
 
 def test_the_command_runs_a_rehearsal_and_ends_with_one_json_object(tmp_path: Path) -> None:

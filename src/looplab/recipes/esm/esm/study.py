@@ -118,6 +118,13 @@ def load_plan(file: Path) -> StudyPlan:
             raise LabError(f"unknown method {name!r}", file=file, hint=f"choose from {', '.join(tables.NAMES)}")
     if {"greedy", "esm"} - set(plan.methods):
         raise LabError("a study needs the methods greedy and esm", file=file)
+    own = set(plan.methods) - set(plan.like) - set(ONCE)
+    for name, other in plan.like.items():
+        if name == "esm" or other not in own:
+            raise LabError(
+                f"like: {name} cannot use the settings of {other}", file=file,
+                hint=f"choose from {', '.join(sorted(own))}; esm has its own",
+            )  # fmt: skip
     return plan
 
 

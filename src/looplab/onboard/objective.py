@@ -110,7 +110,15 @@ def rank_objectives(
     metrics = list(metrics)
     directions = Directions()
     echoed = set(map(plain_name, settings))
-    has_split = any(_split(metric.name) in ("val", "test") for metric in metrics)
+    splits = {_split(metric.name) for metric in metrics}
+    has_split = bool(splits & {"val", "test"})
+    # If every loss names its split, a score without one is that of the evaluation: `metrics/mAP_0.5` of YOLO.
+    names_splits = {"train", "val"} <= splits and not any(
+        _split(metric.name) is None and _result_words(metric.name) & OPTIMISED for metric in metrics
+    )
+    with_split = {
+        word for metric in metrics if _split(metric.name) is not None for word in _result_words(metric.name) & RESULTS
+    }
     named = [frozenset(_result_words(metric.name)) for metric in metrics]
     summed_up = {parts - SUMMARY for parts in named if parts & SUMMARY}
     for metric in metrics:
@@ -128,6 +136,8 @@ def rank_objectives(
             score, why = score + (3.0 if split == "val" else 2.5), [*why, "validation" if split == "val" else "test"]
         elif split == "train" or (has_split and "loss" in words):
             score -= 1.0
+        elif names_splits and words & RESULTS - NOT_RESULTS and not words & (OPTIMISED | with_split):
+            score, why = score + 2.75, [*why, "of the evaluation"]
         if words & RESULTS - NOT_RESULTS:
             score += 2.0
         if words & NOT_RESULTS:

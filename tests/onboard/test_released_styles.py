@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -566,3 +567,10 @@ def test_words_with_digits_and_capitals_are_results() -> None:
     )
     assert best("loss", "train_loss", "val_loss", "acc")[0] == "val_loss"  # that of the training, perhaps
     assert best("LossPi", "AverageEpRet", "MaxEpRet", "StdEpRet", "AverageEpLen") == ("AverageEpRet", "max")
+
+
+def test_what_an_evaluation_returns_comes_before_the_rewards_of_exploration() -> None:
+    code = "mean_reward, std_reward = evaluate_policy(model, env)\nprint(f'mean_reward={mean_reward} +/- {std_reward}')"
+    metrics = [metric("rollout/ep_rew_mean", 38.5), replace(metric("mean_reward", 465.8), points=1)]
+    assert rank_objectives(metrics)[0].metric == "rollout/ep_rew_mean"
+    assert rank_objectives(metrics, (), kept_best([ast.parse(code)]))[0].metric == "mean_reward"

@@ -183,3 +183,11 @@ def test_rows_that_are_added_to_a_json_file_are_curves(tmp_path: Path) -> None:
 def test_the_rows_of_a_history_have_their_own_steps(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"history": [{"epoch": e, "val_acc": e / 4} for e in (1, 2)]}))
     assert Reader(tmp_path).poll()["val_acc"] == Curve([1, 2], [0.25, 0.5])
+
+
+def test_rows_in_a_json_file_are_not_added_to_what_was_printed(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("iter: 19 total_loss: 0.5\niter: 39 total_loss: 0.25\n")
+    rows = [{"iteration": 19, "total_loss": 0.5}, {"iteration": 39, "total_loss": 0.25}, {"iteration": 39, "AP": 0.5}]
+    (tmp_path / "metrics.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch = Reader(tmp_path).poll(True)
+    assert batch == {"total_loss": Curve([19, 39], [0.5, 0.25]), "AP": Curve([39], [0.5])}

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,48 @@ def test_defaults_of_shell_variables_may_be_quoted_or_assigned(tmp_path: Path) -
     assert json.loads(make_lab(script, interface).files["run.base.json"]) == {"lr": 0.01, "hidden": 24, "seed": 13}
 
 
+def test_the_settings_of_hugging_face_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text(
+        '{"learning_rate": 0.005, "per_device_train_batch_size": 16, "output_dir": "out"}'
+    )
+    (tmp_path / "transformers.py").write_text(
+        "import argparse\nclass HfArgumentParser(argparse.ArgumentParser):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.add_argument('--learning_rate', type=float, default=5e-5)\n"
+        "        self.add_argument('--seed', type=int, default=42)\n"
+        "    def parse_json_file(self, file): pass\n"
+    )
+    code = """import sys
+from transformers import HfArgumentParser
+parser = HfArgumentParser()
+if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+    parser.parse_json_file(sys.argv[1])
+else:
+    parser.parse_args()
+"""
+    lab = lab_of(tmp_path, code, "args.json")
+    assert lab["launch"]["command"][2:] == ["{config}"]
+    assert lab["launch"]["config"] == {"as": "file", "format": "json"}
+    assert set(lab["knobs"]) == {"learning_rate", "per_device_train_batch_size"}
+    assert (lab["config"]["learning_rate"], lab["seed"]) == (0.005, "seed")
+
+
+def test_the_last_underscore_of_a_name_is_part_of_the_flag_of_tyro(tmp_path: Path) -> None:
+    code = """import dataclasses, tyro
+@dataclasses.dataclass
+class Field:
+    hidden_dim: int = 32
+@dataclasses.dataclass
+class Config:
+    lambda_: float = 0.9
+    field_: Field = dataclasses.field(default_factory=Field)
+tyro.cli(Config)
+"""
+    lab = lab_of(tmp_path, code)
+    assert set(lab["knobs"]) == {"lambda_", "field_.hidden-dim"}
+    assert lab["launch"]["config"]["case"] == "as_written"
+
+
 def test_choices_of_a_type_are_those_of_the_knob(tmp_path: Path) -> None:
     code = """from typing import Literal
 from jsonargparse import CLI
@@ -518,4 +561,16 @@ def test_words_with_digits_and_capitals_are_results() -> None:
         return guess.metric, guess.goal
 
     assert best("box_loss", "P", "R", "mAP50", "mAP50-95") == ("mAP50-95", "max")
+    assert best("train/box_loss", "val/box_loss", "metrics/mAP_0.5", "metrics/mAP_0.5:0.95", "x/lr0") == (
+        "metrics/mAP_0.5:0.95",
+        "max",
+    )
+    assert best("loss", "train_loss", "val_loss", "acc")[0] == "val_loss"  # that of the training, perhaps
     assert best("LossPi", "AverageEpRet", "MaxEpRet", "StdEpRet", "AverageEpLen") == ("AverageEpRet", "max")
+
+
+def test_what_an_evaluation_returns_comes_before_the_rewards_of_exploration() -> None:
+    code = "mean_reward, std_reward = evaluate_policy(model, env)\nprint(f'mean_reward={mean_reward} +/- {std_reward}')"
+    metrics = [metric("rollout/ep_rew_mean", 38.5), replace(metric("mean_reward", 465.8), points=1)]
+    assert rank_objectives(metrics)[0].metric == "rollout/ep_rew_mean"
+    assert rank_objectives(metrics, (), kept_best([ast.parse(code)]))[0].metric == "mean_reward"

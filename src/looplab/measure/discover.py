@@ -307,7 +307,9 @@ class Reader:
 
     def _completes(self, entry: _Entry, owner: tuple[int, str, str]) -> bool:
         """Return whether a source adds a last point to another's curve: the trainer's summary, to printed metrics."""
-        return entry.source.kind == "trainer_summary" and owner[0] == self._ranks.get("stdout")
+        source = entry.source
+        is_summary = isinstance(source, JsonFile) and source.kind == "trainer_summary" and not source.has_rows
+        return is_summary and owner[0] == self._ranks.get("stdout")
 
     def _scan(self, final: bool) -> None:
         """Find new files; a folder is listed again only if its modification time has changed."""

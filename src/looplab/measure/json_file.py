@@ -33,6 +33,8 @@ class JsonFile:
         self.behind = False
         self.at_step: float | None = None
         """The step to use if the file names none: the last step of the run in other files."""
+        self.has_rows = False
+        """Whether it holds curves, and not only last values."""
         self._separator = separator
         self._rename = rename
         self._step_names = step_names
@@ -49,6 +51,7 @@ class JsonFile:
         curves: Batch = {}
         content.pop("_wandb", None)
         flatten_numbers("", content, self._separator, values, curves)
+        self.has_rows = bool(curves)
         values = {self._rename(name): value for name, value in values.items()}
         steps = [values[name] for name in self._step_names if name in values]
         step = steps[0] if steps else self.at_step if self.at_step is not None else 0.0

@@ -91,6 +91,8 @@ class KeptBest:
 
     words: frozenset[str]
     goal: Goal | None
+    is_evaluation: bool = False
+    """Whether a function that evaluates has returned it: `mean_reward, std = evaluate_policy(model, env)`."""
 
 
 def rank_objectives(
@@ -110,7 +112,15 @@ def rank_objectives(
     metrics = list(metrics)
     directions = Directions()
     echoed = set(map(plain_name, settings))
-    has_split = any(_split(metric.name) in ("val", "test") for metric in metrics)
+    splits = {_split(metric.name) for metric in metrics}
+    has_split = bool(splits & {"val", "test"})
+    # If every loss names its split, a score without one is that of the evaluation: `metrics/mAP_0.5` of YOLO.
+    names_splits = {"train", "val"} <= splits and not any(
+        _split(metric.name) is None and _result_words(metric.name) & OPTIMISED for metric in metrics
+    )
+    with_split = {
+        word for metric in metrics if _split(metric.name) is not None for word in _result_words(metric.name) & RESULTS
+    }
     named = [frozenset(_result_words(metric.name)) for metric in metrics]
     summed_up = {parts - SUMMARY for parts in named if parts & SUMMARY}
     for metric in metrics:
@@ -128,6 +138,8 @@ def rank_objectives(
             score, why = score + (3.0 if split == "val" else 2.5), [*why, "validation" if split == "val" else "test"]
         elif split == "train" or (has_split and "loss" in words):
             score -= 1.0
+        elif names_splits and words & RESULTS - NOT_RESULTS and not words & (OPTIMISED | with_split):
+            score, why = score + 2.75, [*why, "of the evaluation"]
         if words & RESULTS - NOT_RESULTS:
             score += 2.0
         if words & NOT_RESULTS:
@@ -136,12 +148,14 @@ def rank_objectives(
         rises = metric.first is not None and metric.last > metric.first
         if goal == "min" and rises and metric.points > 1 and not words & RESULTS:
             goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
-        mine = next((one for one in kept if _fits(one, words, split)), None)
+        mine = next((one for one in kept if not one.is_evaluation and _fits(one, words, split)), None)
         if mine is not None:
             if metric.name != LAST_LINE:
                 score, why = score + 1.0, [*why, "the script keeps the best"]
             if mine.goal is not None and not words & RESULTS:
                 goal = mine.goal
+        if split is None and any(one.is_evaluation and one.words == words for one in kept):
+            score, why = score + 1.25, [*why, "an evaluation returns it"]
         if metric.points > 1 and words in summed_up:
             score, why = score + 0.75, [*why, "the script summarises it"]
         if metric.points > 1:
@@ -198,6 +212,8 @@ def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:
                 found += _compared(node.left, node.ops[0], node.comparators[0])
             elif isinstance(node, ast.Call):
                 found += _called(node)
+            elif isinstance(node, ast.Assign):
+                found += _evaluated(node)
             for name, value in _named_texts(node):
                 if MONITORS.search(name):
                     found.append(KeptBest(frozenset(_result_words(value)), None))
@@ -294,6 +310,16 @@ def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> list[Kept
         return []
     goal: Goal = "max" if larger == ("best" in right_words) else "min"
     return [KeptBest(words, goal) for side in (left_words, right_words) if (words := side - {"best", "previous"})]
+
+
+def _evaluated(node: ast.Assign) -> list[KeptBest]:
+    """Return the results that a function named after evaluation returns."""
+    if not isinstance(node.value, ast.Call) or not {"evaluate", "evaluation"} & set(words_of(call_name(node.value))):
+        return []
+    target = node.targets[0]
+    names = [_named(item) for item in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    results = [words for words in names if words & RESULTS - OPTIMISED and not words & NOT_RESULTS]
+    return [KeptBest(words, None, is_evaluation=True) for words in results]
 
 
 def _called(call: ast.Call) -> list[KeptBest]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
 from looplab.onboard.knobs import inside
 from looplab.onboard.readers.arguments import KINDS, flags_interface, settings_of
 from looplab.onboard.readers.commands import Level, best_command, commands_interface, name_commands, split_at_command
+from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 FRAMEWORKS = {
@@ -21,6 +25,8 @@ FRAMEWORKS = {
     "draccus": "draccus",
 }
 TYRO_COMMANDS = ("subcommand_cli_from_dict", "overridable_config_cli")
+INNER_UNDERSCORE = re.compile(r"(?<![.])(?<!^)_(?![.]|$)")
+"""Underscores that tyro turns to dashes, unlike that of `lambda_`."""
 YAML = ("jsonargparse", "pyrallis", "draccus")
 """Frameworks that read the values of flags as YAML."""
 
@@ -34,6 +40,8 @@ class DataclassReader:
         framework = _framework(script)
         if framework is None:
             return None
+        if framework == "transformers" and (in_file := _in_file(script)) is not None:
+            return in_file
         told = script.introspection.of("tyro" if framework == "tyro" else "argparse")
         notes: list[str] = []
         if told is not None and framework == "tyro":
@@ -51,6 +59,27 @@ class DataclassReader:
         if not settings:
             return None
         return flags_interface(FRAMEWORKS[framework], script, settings, notes=notes)
+
+
+def _in_file(script: Script) -> Interface | None:
+    """Return the interface of a script whose only argument is a file with its settings: `run_glue.py args.json`."""
+    from looplab.onboard.readers.config_file import FORMATS, config_in
+
+    file = script.arguments[0] if len(script.arguments) == 1 else ""
+    base = config_in(script, file) if file else None
+    if base is None or not any(
+        True for tree in script.modules for _ in calls(tree, "parse_json_file", "parse_yaml_file")
+    ):
+        return None
+    told = script.introspection.of("argparse")
+    known = {one.name: one for one in settings_of(told["options"], hugging_face=True)} if told is not None else {}
+    if "seed" in known:
+        base.setdefault("seed", known["seed"].default)
+    settings = [replace(known.get(one.name, one), default=one.default) for one in settings_in(base)]
+    rendering = {"as": "file", "format": FORMATS[Path(file).suffix.lower()]}
+    note = f"the base config is a copy of {file}"
+    command = (*script.prefix, "{config}")
+    return Interface(FRAMEWORKS["transformers"], tuple(settings), command, rendering, base=base, notes=(note,))
 
 
 def _tyro_commands(script: Script, options: Sequence[Mapping[str, Any]]) -> Interface:
@@ -119,7 +148,7 @@ def tyro_setting(option: Mapping[str, Any]) -> ScriptSetting:
     if kind == "float" and isinstance(default, int) and not isinstance(default, bool):
         default = float(default)
     return ScriptSetting(
-        option["name"].replace("_", "-"),
+        INNER_UNDERSCORE.sub("-", option["name"]),
         "str" if choices else kind,
         default,
         choices,

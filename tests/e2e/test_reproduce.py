@@ -111,7 +111,7 @@ def test_a_changed_capsule_is_refused_before_anything_of_it_is_used(ran: Any) ->
 def test_a_changed_config_is_refused(ran: Any) -> None:
     path = ran.runs()[0] / "record/config.json"
     path.write_text(path.read_text().replace("0.5", "0.7"))
-    assert "config.json is not what it was" in ran("reproduce", "1", code=2).err
+    assert "config.json has changed since run" in ran("reproduce", "1", code=2).err
 
 
 def test_a_changed_patch_is_refused(ran: Any) -> None:

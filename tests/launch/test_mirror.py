@@ -160,4 +160,4 @@ def test_a_folder_that_becomes_a_link_is_left_out(pair: Pair, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(NodeMirror, "_files", staticmethod(replaced))
-    assert pair.node.changes(pair.here, {}, final=False) == ([], [])
+    assert pair.node.changes(pair.here, {}, final=True) == ([], [])

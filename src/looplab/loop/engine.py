@@ -146,6 +146,8 @@ class Engine:
         )  # fmt: skip
         remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
+        self._retried: list[RunRow] = []
+        """Runs of the open transaction that are attempted again: once that is in the ledger, they are queued."""
         self._pruned_at = 0.0
         self._added_files: list[str] = []  # files that runs have written into frozen code, as reported last
         self._latest: RunRow | None = None
@@ -534,10 +536,12 @@ class Engine:
                         self._finished.append((run, exit_))
                 if self._study_judge is not None and ended:
                     self._judge(ended)
-                for run in ended:
-                    self._check_base(run)
-                self._prequeue()
-                self._fill_round()  # after the starts: what they start was committed before
+                planned_again = sum(self._check_base(run) for run in ended)
+                if not planned_again:  # else it could be started before it is committed
+                    self._prequeue()
+                self._fill_round()
+            self._planner.queue.extendleft(reversed(self._retried))
+            self._retried.clear()
             self._verdicts.write_summaries()
             if self._promoted and self._anchors is not None:
                 self._anchors.request()
@@ -635,7 +639,7 @@ class Engine:
         self._recorder.prepared.pop(run.id, None)
         self.run_metrics.pop(run.id, None)
         self._adopting.discard(run.id)
-        self._planner.queue.appendleft(again)
+        self._retried.append(again)
         text = (
             f"run {run.id}: attempt {run.attempt} was {reason} ({exit_}); it is tried again ({before + 1} of {allowed})"
         )
@@ -712,19 +716,20 @@ class Engine:
                     self._set_best(self.study.run(belief.best[0].run))
                     self._pointers_due = True
 
-    def _check_base(self, run: RunRow) -> None:
-        """Start no more runs if no base config works."""
+    def _check_base(self, run: RunRow) -> bool:
+        """Start no more runs if no base config works; return whether a lost one was planned again."""
         setup = self.setup
         if run.role != Role.BASE or setup.keep_going or setup.options.asked_only or not setup.is_unusable(run):
-            return
+            return False
         if run.status == "lost":
             self._planner.retry_base(run)
-            return
+            return True
         done = base_runs(setup, self.study)
         latest = [runs[-1] for base in self._base_keys if (runs := done.get(base))]
         if len(latest) < len(self._base_keys) or not all(setup.is_unusable(one) for one in latest):
-            return
+            return False
         self._end_early(f"the base config {run.base} {_trouble_of(run)}, so nothing can be compared with it")
+        return False
 
     # -- judge
 

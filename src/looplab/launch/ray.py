@@ -174,11 +174,6 @@ class RayExecutor(RemoteExecutor):
                 if ended is not None:
                     self._tell(Ended(spec.run_id, ended))
                     continue
-                noted = read_json(record_dir / "job.json") or {}
-                if noted.get("actor") and noted.get("attempt", 1) == spec.attempt:
-                    # An engine was killed after it had handed it over, and before that was in the ledger.
-                    self.adopt(spec.run_id, spec.run_dir, record_dir, spec.attempt)
-                    continue
                 self._slot_of[spec.run_id] = spec.slot.name
             env = {**self._env, **spec.env}
             placed = replace(spec, run_dir=_absolute(spec.run_dir), record_dir=record_dir, env=env)
@@ -245,15 +240,23 @@ class RayExecutor(RemoteExecutor):
             slot.actor.leave.remote()
 
     def _hand_over(self, spec: LaunchSpec, after: str | None) -> None:
-        """Give a run to the actor of its slot."""
+        """Give a run to the actor of its slot, or to the one that has got it before."""
         assert spec.record_dir is not None
-        slot = self._slots.get(spec.slot.name) or self._connect(spec.slot.name)
+        noted = read_json(spec.record_dir / "job.json") or {}
+        slot = None
+        if noted.get("actor") and noted.get("attempt", 1) == spec.attempt:
+            # An engine was killed after the hand-over, and before that was in the ledger.
+            slot = self._find_actor(spec.run_id, str(noted["actor"]))
+        if slot is None:
+            self._slot_of[spec.run_id] = spec.slot.name
+            slot = self._slots.get(spec.slot.name) or self._connect(spec.slot.name)
         run = RayRun(spec.run_id, spec.run_dir, spec.record_dir, spec.attempt, spec.grace)
         slot.runs[spec.run_id] = run
-        noted = {"actor": slot.name, "slot": spec.slot.name, "attempt": spec.attempt}
+        note = {"actor": slot.name, "slot": spec.slot.name, "attempt": spec.attempt}
         try:
             content = self._content(spec)
-            supervisor.atomic_write(f"{spec.record_dir}/job.json", json.dumps(noted))
+            if noted.get("actor") != slot.name or noted.get("attempt", 1) != spec.attempt:
+                supervisor.atomic_write(f"{spec.record_dir}/job.json", json.dumps(note))
         except Exception as error:  # noqa: BLE001 (a full disk, a file that is gone, an object store that is full)
             now, why = time.time(), f"cannot hand over {spec.record_dir}: {error}"
             exit_ = Exit(None, reason="not started", message=why, started=now, ended=now, attempt=spec.attempt)
@@ -307,20 +310,28 @@ class RayExecutor(RemoteExecutor):
 
     def _take_over(self, run: RayRun, actor: str) -> None:
         """Connect to the actor that has a run of an earlier engine."""
-        key = self._slot_of.get(run.run_id, actor)
-        slot = self._slots.get(key)
-        if slot is None or slot.name != actor:
-            try:
-                handle = self._ray.get_actor(actor, namespace=self._namespace)
-            except ValueError:  # there is none
-                self._lose(run)
-                return
-            if slot is not None:
-                key = self._slot_of[run.run_id] = actor
-            slot = self._slots[key] = RaySlot(actor, handle)
-            self._ask(slot, slot.actor.hello.remote(), self._on_hello)
+        slot = self._find_actor(run.run_id, actor)
+        if slot is None:
+            self._lose(run)
+            return
         slot.runs[run.run_id] = run
         self._do(slot, ("adopt", run.run_id, str(run.run_dir), str(run.record_dir), run.attempt))
+
+    def _find_actor(self, run_id: str, actor: str) -> RaySlot | None:
+        """Return the slot of the actor that has a run; None if there is no such actor."""
+        key = self._slot_of.get(run_id, actor)
+        slot = self._slots.get(key)
+        if slot is not None and slot.name != actor:
+            key = self._slot_of[run_id] = actor
+            slot = self._slots.get(key)
+        if slot is None:
+            try:
+                handle = self._ray.get_actor(actor, namespace=self._namespace)
+            except ValueError:
+                return None
+            slot = self._slots[key] = RaySlot(actor, handle)
+            self._ask(slot, slot.actor.hello.remote(), self._on_hello)
+        return slot
 
     def _connect(self, key: str) -> RaySlot:
         """Return the actor of a slot: that of an earlier engine, or a new one."""

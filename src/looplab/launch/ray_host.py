@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from looplab.launch import leased
-from looplab.launch.base import LATE_DEVICES, Ended, Exit, LaunchEvent, LaunchSpec, Place, Rejected, Started
+from looplab.launch.base import (
+    LATE_DEVICES,
+    Ended,
+    Exit,
+    LaunchEvent,
+    LaunchSpec,
+    Place,
+    Rejected,
+    Started,
+    claim_name,
+)
 from looplab.launch.local import LocalExecutor
 from looplab.launch.mirror import Chunk, Known, NodeMirror
 
@@ -151,6 +161,13 @@ class Host:
     def _call(self, what: str, run_id: str, *arguments: Any) -> None:
         if what == "start":
             spec, after, *content = arguments
+            if run_id in self._runs:  # another engine has handed it over
+                if run_id in self._started:
+                    self._tell(self._started[run_id])
+                return
+            if self._mirror is not None and self._is_claimed(spec):
+                self._call("adopt", run_id, spec.run_dir, spec.record_dir, spec.attempt)
+                return
             self._runs.add(run_id)
             if self._mirror is not None:
                 self._uncopied.add(run_id)
@@ -178,6 +195,13 @@ class Host:
             self._executor.stop(run_id, *arguments)
         else:
             self._executor.cancel(run_id)
+
+    def _is_claimed(self, spec: LaunchSpec) -> bool:
+        """Return whether a run was started before in the folder that it has on this node."""
+        assert self._mirror is not None
+        assert spec.record_dir is not None
+        record = self._mirror.run_dir(spec.run_dir) / os.path.relpath(spec.record_dir, spec.run_dir)
+        return os.path.lexists(record / claim_name(spec.attempt))
 
     def _received(self, spec: LaunchSpec, files: Any, code: Sequence[Any]) -> LaunchSpec:
         """Write the prepared folder of a run, and its code if this node does not have it; return the spec for here.

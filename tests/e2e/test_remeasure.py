@@ -134,7 +134,7 @@ def test_values_of_another_objective_are_never_shown_or_compared(lab: Any) -> No
     assert "other" not in out.replace("another", "")
     assert "remeasure" in lab("plan", code=2).err
     out = lab("run").out
-    assert "2 run(s) are measured again" in out
+    assert "2 runs are measured again" in out
     assert lab.count() == 2
     assert values(lab) == pytest.approx([99.9, 99.7])
     lab("verify")

@@ -107,7 +107,8 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
     if done.backup:
         output.say(f"the ledger was restored from the backup {Path(done.backup).name}")
     if done.aside:
-        output.say(f"damaged files were moved aside: {', '.join(done.aside)}")
+        what = "the previous files" if done.backup else "damaged files"
+        output.say(f"{what} were moved aside: {', '.join(done.aside)}")
     if done.events:
         output.say(f"{plural(done.events, 'event was', 'events were')} recovered from the journal and the backups")
     if done.events_lost:

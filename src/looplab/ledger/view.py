@@ -610,14 +610,14 @@ class StudyView:
         return {str(row[0]) for row in self.ledger.rows(sql, (self.name, role))}
 
     def counts_since(self, at: float, now: float) -> list[tuple[str, str | None, int, int, float]]:
-        """Return role, status, runs created after a time, runs ended after it, and device seconds since then."""
+        """Return role, status, runs started after a time, runs ended after it, and device seconds since then."""
         sql = (
-            "SELECT role, status, total(created>?), total(ended>?),"
+            "SELECT role, status, total(started>?), total(ended>?),"
             " total(max(0, coalesce(ended, ?) - max(started, ?)) * devices)"
             " FROM runs WHERE study=? GROUP BY role, status"
         )
         found = self.ledger.rows(sql, (at, at, now, at, self.name))
-        return [(role, status, int(created), int(ended), seconds) for role, status, created, ended, seconds in found]
+        return [(role, status, int(started), int(ended), seconds) for role, status, started, ended, seconds in found]
 
     def totals(self) -> list[Totals]:
         """Return number and device time of the runs by state, status and role."""

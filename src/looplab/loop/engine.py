@@ -66,6 +66,7 @@ from looplab.loop.setup import Setup, agent_warnings, resolved_configuration
 from looplab.loop.watching import WATCHED, LiveMetrics, RunMonitor
 from looplab.measure.run_metrics import is_better, tie_break_value
 from looplab.report import labbook
+from looplab.report.wording import plural
 from looplab.runs import folder
 from looplab.runs.code import name_files
 from looplab.runs.durable import Syncer
@@ -225,7 +226,8 @@ class Engine:
         if before is not None and before != now:
             alarm_if_reconfigured(self.study, self._outbox)
         if others := self.study.not_comparable():
-            self._outbox.tell_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
+            changed = plural(len(others), "run is", "runs are")
+            self._outbox.tell_now(f"the objective was changed: {changed} measured again by the new one")
             remeasure(self.setup, self.study, others)
         return switch_conditions(self.setup, self.study) if self.setup.bases else None
 

@@ -301,7 +301,7 @@ def _happened(
     kinds = record.count_events(since, ("alarm", "rejected"))
     return Happened(
         since=since,
-        tried=sum(created for role, _, created, _, _ in counts if role == Role.TRIAL),
+        tried=sum(started for role, _, started, _, _ in counts if role == Role.TRIAL),
         ended=sum(ended for _, ended in own),
         failed=sum(ended for status, ended in own if status in FAILURES),
         verdicts=verdicts,

@@ -105,8 +105,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {describe_best(belief, str(facts['metric']))}")
         if facts["not_comparable"]:
             output.say(
-                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with another objective than in "
-                "lab.yaml: `looplab remeasure` re-reads the metrics"
+                f"  {plural(facts['not_comparable'], 'run was', 'runs were')} measured with a different objective than "
+                "the one in lab.yaml: `looplab remeasure` re-reads the metrics"
             )
         if facts["place"]:
             output.say(f"  {facts['place']}")

@@ -127,7 +127,7 @@ def test_an_answer_is_void_if_the_notes_about_the_files_are_gone(lab: Path) -> N
     with record.ledger.write():
         void = again.rule(record, "call-1")
     assert void is not None
-    assert "not known" in void
+    assert "unknown" in void
     assert messages == [void]
 
 

@@ -89,7 +89,7 @@ def test_a_secret_among_the_arguments_for_the_trainer_is_passed_but_not_kept(lab
     (run / "seen.json").unlink()  # the trainer's own file
     for secret in (KEY, TOKEN):
         assert files_with(lab.folder, secret) == []
-    assert "not kept" in lab("resume", code=2).err
+    assert "not stored" in lab("resume", code=2).err
 
 
 def test_a_secret_among_the_arguments_cannot_go_into_the_background(lab) -> None:

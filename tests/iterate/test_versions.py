@@ -507,5 +507,5 @@ def test_nothing_is_pushed_to_an_address_that_an_agent_has_set(lab: Lab, tmp_pat
     setting = ["git", "-C", str(lab.folder), "config", "remote.origin.url", str(tmp_path / "other.git")]
     lab.free_agent(f"\nimport subprocess; subprocess.run({setting!r}, check=True)\n")
     lab.go(2)
-    assert any("not pushed: the settings" in line for line in lab.told)
+    assert any("not pushed: the repository's remote settings" in line for line in lab.told)
     assert not list((tmp_path / "other.git/refs/heads").iterdir())

@@ -599,7 +599,7 @@ def top(
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Show a live overview of a study: champion, slots, queue, budgets, verdicts, alarms.
+    """Show a study live: champion, slots, queue, budgets, verdicts, alarms.
 
     Read-only. In a pipe it prints one frame.
     """

@@ -86,8 +86,8 @@ STUDY: dict[str, Any] = {
 
 
 RECORDED = {
-    "run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "process.json", "exit.json",
-    "summary.json", "train.log", "notes.md", "metrics.parquet",
+    "run.json", "config.json", "capsule.json", "process.json", "exit.json", "summary.json", "train.log", "notes.md",
+    "metrics.parquet",
 }  # fmt: skip
 """What looplab itself writes about a run."""
 

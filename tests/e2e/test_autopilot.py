@@ -66,7 +66,7 @@ def test_what_the_agent_proposes_is_run_measured_and_written_down(piloted: Any) 
     assert about["reason"] == "as I said"
     assert about["hypothesis"] == "it falls"
     assert about["parent"] == piloted.runs()[1].name
-    assert (piloted.folder / "runs" / piloted.runs()[1].name / "record/override.json").exists()
+    assert (piloted.folder / "runs" / piloted.runs()[1].name / "record/run.json").exists()
     assert "as I said" in (piloted.outputs() / "labbook.md").read_text()
     first, second = calls(piloted)
     assert "train.lr: float, 0.001 … 1, log" in first

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 NAMES = (
-    "config.json", "run.json", "summary.json", "exit.json", "process.json", "train.log", "capsule.json", "override.json",
-    "config_diff.json", "notes.md", "metrics.parquet",
+    "config.json", "run.json", "summary.json", "exit.json", "process.json", "train.log", "capsule.json", "notes.md", "metrics.parquet",
 )  # fmt: skip
 """Files in the record of a run."""
 
@@ -130,7 +129,7 @@ def test_what_a_run_changes_in_its_record_is_reported_and_restored(lab) -> None:
     assert [lab.read(path, "config.json")["train"]["lr"] for path in (base, run)] == [0.1, 0.3]
     assert lab("diff", "1", "2", "--json").json()["changes"] == {"train.lr": {"old": 0.1, "new": 0.3}}
     verified = lab("verify").out
-    for name in ("config.json", "run.json", "capsule.json", "override.json", "config_diff.json"):
+    for name in ("config.json", "run.json", "capsule.json"):
         assert f"note: toy/{run.name}/record/{name}: the run changed it; restored" in verified
         assert len(list((run / "record").glob(f"{name}.changed-*"))) == 1
     assert "the record is whole" in verified

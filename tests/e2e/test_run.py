@@ -176,7 +176,7 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     lab("run", "--concurrency", "1", "--", "--flag")
     base, run = lab.runs()
     assert {path.name for path in (run / "record").iterdir()} >= {
-        *("run.json", "config.json", "override.json", "config_diff.json", "capsule.json"),
+        *("run.json", "config.json", "capsule.json"),
         *("train.log", "summary.json", "exit.json"),
     }
     assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "record", "seen.json"]
@@ -193,8 +193,8 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     assert about["argv"][1:] == ["-S", "train.py", "--flag"]
 
     assert lab.read(run, "config.json") == {**lab.read(base, "config.json"), "train": {"lr": 0.3, "batch": 32}}
-    assert lab.read(run, "override.json")["edits"] == ["train.lr@set=0.3"]
-    assert lab.read(run, "config_diff.json") == {
+    assert about["edits"] == ["train.lr@set=0.3"]
+    assert about["changes"] == {
         "parent": {"train.lr": {"old": 0.1, "new": 0.3}},
         "base": {"train.lr": {"old": 0.1, "new": 0.3}},
     }
@@ -218,7 +218,7 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     exit_ = lab.read(run, "exit.json")
     assert (exit_["code"], exit_["signal"], exit_["reason"]) == (0, None, None)
     assert exit_["started"] <= exit_["ended"]
-    assert lab.read(base, "config_diff.json") == {"parent": {}, "base": {}}
+    assert lab.read(base, "run.json")["changes"] == {"parent": {}, "base": {}}
 
 
 def test_json_of_run_is_one_object_a_line_and_ends_with_the_outcome(lab) -> None:

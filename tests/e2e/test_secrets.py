@@ -143,7 +143,7 @@ def test_a_secret_of_a_config_reaches_the_trainer_and_is_recorded_nowhere(config
     assert json.loads((run / "trainer_summary.json").read_text())["db"]["password"] == "***"
     assert json.loads((run / "metrics.jsonl").read_text())["note"] == "***"
     assert stat.S_IMODE((run / "record/config.json").stat().st_mode) & stat.S_IRUSR
-    assert lab.read(run, "config_diff.json")["parent"] == {"train.lr": {"old": 0.1, "new": 0.3}}
+    assert lab.read(run, "run.json")["changes"]["parent"] == {"train.lr": {"old": 0.1, "new": 0.3}}
     lab("verify")
     for command in (("show", "2", "--json"), ("diff", "1", "2"), ("report",), ("plan", "--json")):
         assert PASSWORD not in lab(*command, code=None).out

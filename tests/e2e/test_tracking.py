@@ -124,8 +124,8 @@ def test_the_configs_own_keys_say_what_the_lab_file_says(own: Path) -> None:
     assert said(own) == [str(told)] * 3
     configs = [json.loads(path.read_text()) for path in sorted((own / "outputs/s").glob("*/record/config.json"))]
     assert [config["wandb"] for config in configs] == [told] * 3
-    changes = [json.loads(p.read_text()) for p in sorted((own / "outputs/s").glob("*/record/config_diff.json"))]
-    assert [list(change["parent"]) for change in changes] == [[], ["x"], ["x"]]
+    about = [json.loads(path.read_text()) for path in sorted((own / "outputs/s").glob("*/record/run.json"))]
+    assert [list(run["changes"]["parent"]) for run in about] == [[], ["x"], ["x"]]
 
 
 @pytest.mark.slow

@@ -101,12 +101,11 @@ class Maker:
     def launch(self, run: RunRow) -> Path:
         plan = self.record.plan_of(run.id)
         assert plan is not None
-        about = {"id": run.id, "n": run.n, "hypothesis": plan.hypothesis, "notes": list(plan.notes)}
-        files = {
-            "run.json": dump_json(about),
-            "config.json": dump_json(plan.config),
-            "config_diff.json": dump_json({"parent": plan.diff_parent, "base": plan.diff_base}),
-        }
+        about = {
+            "id": run.id, "n": run.n, "hypothesis": plan.hypothesis, "notes": list(plan.notes),
+            "changes": {"parent": plan.diff_parent, "base": plan.diff_base},
+        }  # fmt: skip
+        files = {"run.json": dump_json(about), "config.json": dump_json(plan.config)}
         run_dir = self.outputs / run.id
         hashes = folder.create(run_dir, files)
         with self.ledger.write():

@@ -198,8 +198,8 @@ def test_a_config_value_of_any_type_is_text(lab: LabConfig) -> None:
     with sqlite3.connect(lab.ledger_path) as db:
         db.execute("UPDATE runs SET config_hash='00' WHERE study='two'")
         db.execute("INSERT INTO configs VALUES ('00', ?)", (config,))
-    (path,) = lab.folder.glob("outputs/two/*/record/config_diff.json")
-    path.write_text(json.dumps({"base": {key: {"new": 1} for key in ("big", "flag", "none")}}))
+    (path,) = lab.folder.glob("outputs/two/*/record/run.json")
+    path.write_text(json.dumps({"changes": {"base": {key: {"new": 1} for key in ("big", "flag", "none")}}}))
     sql = "SELECT key, value, number IS NULL FROM knobs WHERE study = 'two' ORDER BY key"
     assert rows(lab, sql) == [
         ("big", "1" + "0" * 400, True),

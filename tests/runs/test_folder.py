@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -255,11 +256,23 @@ def test_a_sync_follows_every_request(tmp_path: Path, monkeypatch: pytest.Monkey
     assert syncs.acquire(timeout=60)
 
 
+def test_the_changes_of_a_run_of_an_early_version_are_read_from_their_own_file(tmp_path: Path) -> None:
+    assert folder.read_changes(tmp_path) == {}
+    early, now = ({"parent": {}, "base": {"lr": {"old": 1, "new": new}}} for new in (2, 3))
+    folder.create(tmp_path / "run", {"run.json": b"{}", "config_diff.json": json.dumps(early).encode()})
+    assert folder.read_changes(tmp_path / "run") == early
+    (tmp_path / "run/record/run.json").write_text(json.dumps({"changes": now}))
+    assert folder.read_changes(tmp_path / "run") == now
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("run.json", '{"notes": 5}'),
         ("run.json", '{"devices": {}}'),
+        ("run.json", '{"edits": "x"}'),
+        ("run.json", '{"changes": {"base": 3}}'),
+        ("run.json", '{"changes": {"parent": {"x": 1}}}'),
         ("config_diff.json", '{"base": 3}'),
         ("config_diff.json", '{"parent": {"x": 1}}'),
         ("summary.json", '{"notes": 1.5}'),

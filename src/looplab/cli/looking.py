@@ -321,7 +321,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
 
     run_dir = context.outputs / run.id
     summary = run_folder.read_json(run_dir, "summary.json") if run.state == "ended" else {}
-    changes = run_folder.read_json(run_dir, "config_diff.json")
+    changes = run_folder.read_changes(run_dir)
     about = run_folder.read_json(run_dir, "run.json")
     point = _point_of(context.record, run)
     evidence = context.record.verdicts().get(point.run.id if point else run.id)

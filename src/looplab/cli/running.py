@@ -38,7 +38,7 @@ from looplab.loop.session import (
 from looplab.loop.setup import RunOptions, Setup
 from looplab.report.wording import change
 from looplab.runs.clock import format_seconds
-from looplab.runs.folder import read_json, record_file
+from looplab.runs.folder import read_changes, record_file
 from looplab.untrusted import real_path
 
 STYLES = {
@@ -261,7 +261,7 @@ def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str,
             output.say(judged.headline)
         else:
             output.say(f"champion: {judged.champion}, {judged.standing}   {outputs / judged.champion}")
-            changed = read_json(outputs / judged.champion, "config_diff.json", strict=False).get("base") or {}
+            changed = read_changes(outputs / judged.champion, strict=False).get("base") or {}
             if changed:
                 output.say("its changes: " + ", ".join(f"{key} {change(sides)}" for key, sides in changed.items()))
     elif best is not None:

@@ -225,7 +225,7 @@ def dump_json(data: Any, *, finite: bool = False) -> bytes:
     except TypeError:
         return _slow_json(data)
     # orjson writes null for values that are not finite; most data has no null, so the walk is rare.
-    if not finite and b"null" in content and _has_non_finite(data):
+    if not finite and b"null" in content and has_non_finite(data):
         return _slow_json(data)
     return content
 
@@ -237,7 +237,8 @@ def _slow_json(data: Any) -> bytes:
         return (json.dumps(data, indent=2) + "\n").encode()
 
 
-def _has_non_finite(data: Any) -> bool:
+def has_non_finite(data: Any) -> bool:
+    """Return whether plain data contains NaN or an infinity."""
     stack: list[Any] = [[data]]
     while stack:
         node = stack.pop()

@@ -32,8 +32,8 @@ from looplab.untrusted import UntrustedError, dump_json
 MAX_DIGITS = 12
 """Digits in the number of a run, at most."""
 STAMPED = "%Y%m%d-%H%M%S"
-FILES = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "summary.json", "exit.json",
-         "train.log")  # fmt: skip
+FILES = ("run.json", "config.json", "capsule.json", "summary.json", "exit.json", "train.log", folder.EARLY_EDITS,
+         folder.EARLY_CHANGES)  # fmt: skip
 """Files of a run's record whose hashes are recorded if the run is not in the chain."""
 
 
@@ -480,7 +480,7 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
         return 0
     about = _read_json_or_empty(run_dir, "run.json")
     source = _text(about, "source")
-    overrides = _read_json_or_empty(run_dir, "override.json").get("edits")
+    overrides = about.get("edits") or _read_json_or_empty(run_dir, folder.EARLY_EDITS).get("edits")
     edits = [edit for edit in overrides if isinstance(edit, str)] if isinstance(overrides, list) else []
     job = {"job": _read_json_or_empty(run_dir, "config.json")} if row["proposer"] == Origin.JOB else {}
     if source is not None:

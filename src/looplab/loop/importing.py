@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config import paths
-from looplab.config.files import dump_json, hash_config
+from looplab.config.files import dump_json, has_non_finite, hash_config
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.ledger.roles import Origin, Role
@@ -200,21 +200,20 @@ def import_run(setup: Setup, record: StudyLedger, run: ForeignRun, fitted: Fitte
     seed = _seed(setup, fitted.config)
     source = {"kind": run.kind, "path": run.source, "digest": run.digest, "config": run.config_from}
     reason = redact_text(f"imported from {clean_line(run.source, MAX_NOTE)}")
+    changes = paths.diff(base.config, fitted.config) if fitted.config else {}
     about = {
         "id": id_, "study": record.name, "n": n, "round": 0, "parent": None, "base": base.name,
         "proposer": Origin.IMPORT, "source": None, "reason": reason, "hypothesis": "", "notes": notes,
         "config_hash": hash_config(fitted.config), "role": Role.IMPORTED, "point": point, "seed": seed, "twin": None,
-        "warm": None, "warm_start": None, "created": time.time(),
+        "warm": None, "warm_start": None, "created": time.time(), "changes": {"parent": changes, "base": changes},
         "imported": {**source, "assumed": list(fitted.assumed), "files": named},
     }  # fmt: skip
-    changes = paths.diff(base.config, fitted.config) if fitted.config else {}
     original, _ = hide_values(run.config)
     contents = {
         "config.json": dump_json(fitted.config),
-        "config_diff.json": dump_json({"parent": changes, "base": changes}),
         "source_config.json": dump_json(original),
         "summary.json": dump_json(_summary(setup, run, id_, notes), finite=True),
-        "run.json": dump_json(about, finite=True),
+        "run.json": dump_json(about, finite=not has_non_finite(changes)),
     }
     for name, content in contents.items():
         (staged / folder.RECORD / name).write_bytes(content)

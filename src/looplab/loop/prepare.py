@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from looplab.config.files import dump_config, dump_json, write_atomic
+from looplab.config.files import dump_config, dump_json, has_non_finite, write_atomic
 from looplab.config.lab import RUN_FOLDER, ConfigRendering, StudyConfig
 from looplab.config.paths import get, has, leaves, show
 from looplab.errors import LabError
@@ -32,9 +32,7 @@ from looplab.runs.capsule import Capsules, doubt
 from looplab.runs.names import inside
 from looplab.runs.redact import HIDDEN, redact_argv, redact_env
 
-PREPARED = (
-    "run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json"
-)  # fmt: skip
+PREPARED = ("run.json", "config.json", "config.yaml", "config.toml", "capsule.json")
 """Files that the record of a run may contain before the run starts."""
 
 TIME_MARGIN_S = 60.0
@@ -89,6 +87,7 @@ class Preparer:
         self._outputs = folder.study_folder(setup.lab, study.name)
         self._rendering = self._launch.config
         self._config_name = _config_name(self._rendering)
+        self._config_files = tuple(dict.fromkeys(("config.json", self._config_name)))
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
         self.freezer = Freezer(setup.lab, self._outputs, self._capsules) if freezes else None
         self._host = socket.gethostname()
@@ -179,13 +178,13 @@ class Preparer:
             about["notes"] = [*about["notes"], unknown]
         own_code = capsule["code"] if job is None and plan.place is None else None
         files = {
-            **self._planned_files(run, plan),
-            "run.json": dump_json(about, finite=True),
+            **self._config_contents(config),
+            "run.json": _dump_about(about),
             "capsule.json": dump_json(capsule, finite=True),
         }
         if job is None and HIDDEN.encode() in files["config.json"]:
             self._check_revealed(run, config)
-        private = self._config_files() if job is None and self.hides(run) else ()
+        private = self._config_files if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
         if cwd == run_dir:
             folder.link_inputs(run_dir, self._launch.links, (home, Path(lab)))
@@ -227,9 +226,9 @@ class Preparer:
         Returns:
             Contents by path relative to the run folder.
         """
-        files = {"run.json": dump_json(_about(run, plan or RunPlan({})), finite=True)}
+        files = {"run.json": _dump_about(_about(run, plan or RunPlan({})))}
         if plan is not None:
-            files |= self._planned_files(run, self._revealed(run, plan))
+            files |= self._config_contents(self._revealed(run, plan).config)
         return _by_path(files)
 
     def hide_secrets(self, run: RunRow, config: dict[str, Any]) -> dict[str, str]:
@@ -248,10 +247,7 @@ class Preparer:
 
     def hidden_files(self, config: dict[str, Any]) -> dict[str, bytes]:
         """Return the contents of a run's config files for this config, by path relative to the run folder."""
-        return _by_path({name: _config_content(name, config) for name in self._config_files()})
-
-    def _config_files(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(("config.json", self._config_name)))
+        return _by_path(self._config_contents(config))
 
     def hides(self, run: RunRow) -> bool:
         """Whether the base config of a run contains secrets."""
@@ -281,21 +277,9 @@ class Preparer:
                 hint="it is in no other place: write it there",
             )
 
-    def _planned_files(self, run: RunRow, plan: RunPlan) -> dict[str, bytes]:
-        """Return the record files that depend on the plan alone, by name."""
-        override: dict[str, Any] = {
-            "parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": list(plan.edits),
-        }  # fmt: skip
-        if plan.call_edits:
-            override["call_edits"] = list(plan.call_edits)
-        files = {
-            "config.json": dump_json(plan.config),
-            "override.json": dump_json(override, finite=True),
-            "config_diff.json": dump_json({"parent": plan.diff_parent, "base": plan.diff_base}),
-        }
-        if self._config_name not in files:
-            files[self._config_name] = _config_content(self._config_name, plan.config)
-        return files
+    def _config_contents(self, config: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the config files of a run's record, by name."""
+        return {name: _config_content(name, config) for name in self._config_files}
 
     def command(
         self, run_id: str, plan: RunPlan, slot: Slot, *, base: str | None, seed: int | None, round_: int
@@ -461,9 +445,16 @@ def _about(run: RunRow, plan: RunPlan) -> dict[str, Any]:
         "warm": run.warm,
         "warm_start": plan.start,
         "extra": list(plan.extra or ()),
+        "edits": list(plan.edits),
         "call_edits": list(plan.call_edits),
+        "changes": {"parent": plan.diff_parent, "base": plan.diff_base},
         "created": run.created,
     }
+
+
+def _dump_about(about: Mapping[str, Any]) -> bytes:
+    """Return the content of `run.json`; only the changes may contain NaN or infinities, which a config may have."""
+    return dump_json(about, finite=not has_non_finite(about["changes"]))
 
 
 def _by_path(files: Mapping[str, bytes]) -> dict[str, bytes]:

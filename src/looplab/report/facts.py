@@ -431,7 +431,7 @@ class _Files:
         if row.state == "planned":
             plan = record.plan_of(row.id) or RunPlan({})
             return cls(row, plan.to_dict(), plan.config, dict(plan.diff_parent), dict(plan.diff_base), {}, [])
-        changes = load("config_diff.json")
+        changes = load("run.json", lambda: folder.read_changes(run_dir))
         summary = load("summary.json") if row.state == "ended" else {}
         about = load("run.json")
         config = load("config.json", lambda: record.config_of(row, run_dir)) if folder.is_run(run_dir) else {}

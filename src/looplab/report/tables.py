@@ -269,7 +269,7 @@ def _knobs(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
     for run in runs:
         try:
             config = json.loads(run.config) if run.config else folder.read_config_of(run.folder, run.config_hash)
-            diff = folder.read_json(folder.require(run.folder), "config_diff.json")
+            diff = folder.read_changes(folder.require(run.folder))
         except LabError:  # it has no folder yet, or its folder was changed
             continue
         configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(config))))

@@ -30,10 +30,12 @@ READ_BYTES = 1 << 18
 LARGEST_RECORD = 256 << 20
 """Maximum size in bytes of a JSON file in the record."""
 PRIVATE = 0o600
+EARLY_CHANGES, EARLY_EDITS = "config_diff.json", "override.json"
+"""Files of early versions with the changes and edits of a run, which are in `run.json` now."""
 FORMS: dict[str, dict[str, type]] = {
-    "run.json": {"notes": list, "devices": list, "slot": str, "fingerprint": str, "warm_start": dict},
-    "override.json": {"edits": list},
-    "config_diff.json": {"parent": dict, "base": dict},
+    "run.json": {"notes": list, "devices": list, "slot": str, "fingerprint": str, "warm_start": dict, "edits": list,
+                 "changes": dict},
+    EARLY_CHANGES: {"parent": dict, "base": dict},
     "summary.json": {"status": str, "reason": str, "objective": dict, "verdict": dict, "notes": list, "metrics": dict,
                      "curve": list},
 }  # fmt: skip
@@ -217,6 +219,16 @@ def read_json(run_dir: Path, name: str, *, strict: bool = True) -> dict[str, Any
     return {}
 
 
+def read_changes(run_dir: Path, *, strict: bool = True) -> dict[str, Any]:
+    """Return how the config of a run differs from its `parent` and from its `base`; empty if it has no record.
+
+    Raises:
+        LabError: As `read_json`.
+    """
+    about = read_json(run_dir, "run.json", strict=strict)
+    return about["changes"] if about.get("changes") else read_json(run_dir, EARLY_CHANGES, strict=strict)
+
+
 def _find_problem(name: str, data: object) -> str | None:
     """Return why the content of a record file is invalid; None: it is valid."""
     if not isinstance(data, dict):
@@ -224,8 +236,10 @@ def _find_problem(name: str, data: object) -> str | None:
     for key, kind in FORMS.get(name, {}).items():
         if data.get(key) is not None and not isinstance(data[key], kind):
             return f"{key} is not a JSON {'object' if kind is dict else 'array' if kind is list else 'string'}"
-    for key in ("parent", "base") if name == "config_diff.json" else ():
-        if not all(isinstance(change, dict) for change in (data.get(key) or {}).values()):
+    changes = data if name == EARLY_CHANGES else (data.get("changes") or {}) if name == "run.json" else {}
+    for key in ("parent", "base"):
+        sides = changes.get(key) or {} if changes else {}
+        if not isinstance(sides, dict) or not all(isinstance(change, dict) for change in sides.values()):
             return f"{key} is not a set of changes"
     if name == "summary.json":
         if not all(isinstance(metric, dict) and _is_metric(metric) for metric in (data.get("metrics") or {}).values()):

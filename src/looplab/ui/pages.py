@@ -107,7 +107,7 @@ def run_page(model: LabModel, name: str, run_name: str) -> dict[str, Any]:
     run_dir = study.outputs / run.id
     about = folder.read_json(run_dir, "run.json", strict=False)
     summary = folder.read_json(run_dir, "summary.json", strict=False) if run.state == "ended" else {}
-    changes = folder.read_json(run_dir, "config_diff.json", strict=False)
+    changes = folder.read_changes(run_dir, strict=False)
     plan = record.plan_of(run.id) if run.state == "planned" else None
     if plan is not None:
         changes = {"parent": dict(plan.diff_parent), "base": dict(plan.diff_base)}

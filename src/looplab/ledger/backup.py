@@ -6,8 +6,10 @@ have not started, the options of the last engine.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import fcntl
 import os
 import sqlite3
 import threading
@@ -42,6 +44,15 @@ def back_up(path: Path) -> Path | None:
     if folder.is_symlink():  # old backups in it are deleted
         raise OSError(errno.ELOOP, "is a link, not a folder of the lab", str(folder))
     folder.mkdir(exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # engines of other studies back up the same ledger
+        return _copy(path, folder)
+    finally:
+        os.close(lock)
+
+
+def _copy(path: Path, folder: Path) -> Path | None:
     for leftover in folder.glob(".tmp-*"):
         leftover.unlink(missing_ok=True)
     temporary = folder / f".tmp-{os.getpid()}"
@@ -116,21 +127,32 @@ class Backups:
         self._tell = tell
         self._closing = threading.Event()
         self._due = 0.0
+        self._copies = True
         self._thread = threading.Thread(target=self._run, name="looplab-backup", daemon=True)
         self._thread.start()
 
     def close(self, *, copy: bool = True) -> None:
-        """Stop; with `copy`, make a last backup if the ledger is small or one is due."""
+        """Stop; with `copy`, make a last backup in the background if the ledger is small or one is due.
+
+        The process does not exit before it is done.
+        """
+        self._copies = copy
+        atexit.register(self.wait)
         self._closing.set()
-        self._thread.join()
-        with contextlib.suppress(OSError):
-            if copy and (self._path.stat().st_size <= SMALL_BYTES or time.monotonic() >= self._due):
-                self._back_up()
+
+    def wait(self) -> None:
+        """Wait for the last backup; an impatient person may interrupt it."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._thread.join()
 
     def _run(self) -> None:
         interval = MIN_INTERVAL_S
         while not self._closing.wait(interval):
             interval = max(MIN_INTERVAL_S, 100 * self._back_up())
+        with contextlib.suppress(OSError):
+            if self._copies and (self._path.stat().st_size <= SMALL_BYTES or time.monotonic() >= self._due):
+                self._back_up()
+        atexit.unregister(self.wait)
 
     def _back_up(self) -> float:
         """Make a backup; return how many seconds it took. A failure is reported, never raised."""
@@ -138,7 +160,8 @@ class Backups:
         try:
             back_up(self._path)
         except (OSError, sqlite3.Error) as error:
-            self._tell(f"the ledger could not be backed up: {error}")
+            if self._path.exists():  # else the lab was moved or deleted after the study had ended
+                self._tell(f"the ledger could not be backed up: {error}")
         took = time.monotonic() - began
         self._due = time.monotonic() + max(MIN_INTERVAL_S, 100 * took)
         return took

@@ -121,8 +121,8 @@ class Preparer:
         Raises:
             LabError: The run cannot be started, for example because a secret or its checkpoint is missing.
         """
-        run_dir = self._outputs / run.id
-        record_dir = run_dir / folder.RECORD
+        run_path = f"{self._outputs}/{run.id}"
+        run_dir, record_dir = Path(run_path), Path(f"{run_path}/{folder.RECORD}")
         plan = self._revealed(run, plan)
         config = plan.config
         lab = plan.place or str(self._setup.lab)
@@ -130,7 +130,6 @@ class Preparer:
         home = self._home(lab, job)
         capsules = self._capsules if job is None else self._capsules_of(home)
         frozen, not_frozen = self._freeze(run, plan, capsules)
-        run_path = str(run_dir)
         config_file = f"{run_path}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run.id, run.seed, run_path, config_file, slot, lab)
         start = plan.start

@@ -231,7 +231,7 @@ def bench_summaries(run_dirs: list[Path], repeats: int) -> dict[str, float]:
 def bench_empty_reader(folder: Path) -> dict[str, float]:
     """What a run that measures nothing pays: a reader made and polled once."""
     (folder / "record").mkdir()
-    for name in ("run.json", "config.json", "capsule.json", "train.log"):
+    for name in ("run.json", "config.json", "train.log"):
         (folder / "record" / name).write_text("")
     seconds = []
     for _ in range(500):

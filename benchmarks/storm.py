@@ -466,8 +466,8 @@ def tampering(storm: Storm) -> None:
         return
     run = storm.rng.choice(runs)
     name = storm.rng.choice(
-        ["summary.json", "exit.json", "process.json", "config.json", "capsule.json", "run.json", "metrics.parquet",
-         "train.log", "../metrics.jsonl", "../../labbook.md", "../../BEST"]
+        ["summary.json", "exit.json", "process.json", "config.json", "run.json", "metrics.parquet", "train.log",
+         "../metrics.jsonl", "../../labbook.md", "../../BEST"]
     )  # fmt: skip
     path = run / "record" / name
     if not path.exists():

@@ -86,8 +86,7 @@ STUDY: dict[str, Any] = {
 
 
 RECORDED = {
-    "run.json", "config.json", "capsule.json", "process.json", "exit.json", "summary.json", "train.log", "notes.md",
-    "metrics.parquet",
+    "run.json", "config.json", "process.json", "exit.json", "summary.json", "train.log", "notes.md", "metrics.parquet",
 }  # fmt: skip
 """What looplab itself writes about a run."""
 

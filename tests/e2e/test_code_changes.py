@@ -83,7 +83,7 @@ def test_what_does_not_matter_raises_no_alarm(judged: Any) -> None:
 def test_a_lab_without_git_says_that_only_hashes_of_its_code_are_recorded(lab: Any) -> None:
     assert "not in git" in lab("check").out
     assert "not in git" in lab("run", "--rounds", "1").out
-    capsule = lab.read(lab.runs()[0], "capsule.json")
+    capsule = lab.read(lab.runs()[0], "run.json")["capsule"]
     listing = json.loads((lab.outputs() / capsule["code"]["files"]).read_text())
     assert "train.py" in listing
     assert not any(name.startswith("outputs") for name in listing)

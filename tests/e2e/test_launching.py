@@ -98,7 +98,7 @@ def test_with_cwd_run_the_trainer_starts_in_its_run_folder_and_finds_the_files_o
     assert seen["cwd"] == str(run)
     assert seen["argv"] == [words, f"--data={words}", "runs", "nothing.txt", words]
     assert lab.read(run, "run.json")["argv"][2] == str(lab.folder / "train.py")
-    assert lab.read(run, "capsule.json")["cwd"] == str(run)
+    assert lab.read(run, "run.json")["capsule"]["cwd"] == str(run)
 
 
 def test_with_cwd_run_a_program_of_the_lab_is_found(lab) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 NAMES = (
-    "config.json", "run.json", "summary.json", "exit.json", "process.json", "train.log", "capsule.json", "notes.md", "metrics.parquet",
+    "config.json", "run.json", "summary.json", "exit.json", "process.json", "train.log", "notes.md", "metrics.parquet",
 )  # fmt: skip
 """Files in the record of a run."""
 
@@ -129,7 +129,7 @@ def test_what_a_run_changes_in_its_record_is_reported_and_restored(lab) -> None:
     assert [lab.read(path, "config.json")["train"]["lr"] for path in (base, run)] == [0.1, 0.3]
     assert lab("diff", "1", "2", "--json").json()["changes"] == {"train.lr": {"old": 0.1, "new": 0.3}}
     verified = lab("verify").out
-    for name in ("config.json", "run.json", "capsule.json"):
+    for name in ("config.json", "run.json"):
         assert f"note: toy/{run.name}/record/{name}: the run changed it; restored" in verified
         assert len(list((run / "record").glob(f"{name}.changed-*"))) == 1
     assert "the record is whole" in verified
@@ -167,14 +167,12 @@ def test_what_an_adopted_run_changed_and_nobody_can_restore_is_not_believed(lab,
     until(lambda: ": adopted" in resumed.out, "the adoption")
     lab.open_gate()
     out = resumed.ended().out
-    assert "what record/capsule.json, record/run.json said is lost" in out, out
+    assert "what record/run.json said is lost" in out, out
     assert lab.ask("SELECT status, exit_code, objective FROM runs") == [("ok", 0, pytest.approx(0.2 + 1 / 3))]
     (run,) = lab.runs()
     assert lab.read(run, "config.json")["train"]["lr"] == 0.1
     findings = lab("verify", "--json", code=1).json()["findings"]
-    assert {finding["where"] for finding in findings} == {
-        f"toy/{run.name}/record/run.json", f"toy/{run.name}/record/capsule.json",
-    }  # fmt: skip
+    assert {finding["where"] for finding in findings} == {f"toy/{run.name}/record/run.json"}
     shown = lab("show", "1", "--json").json()
     assert (shown["about"]["n"], shown["about"]["config_hash"]) == (1, shown["run"]["config_hash"])
 

@@ -651,7 +651,7 @@ def test_whatever_the_tables_show_is_compared(done, sql: str) -> None:
     done("verify")
 
 
-@pytest.mark.parametrize("name", ["exit.json", "process.json", "metrics.parquet", "capsule.json", "train.log"])
+@pytest.mark.parametrize("name", ["exit.json", "process.json", "metrics.parquet", "run.json", "train.log"])
 def test_whatever_file_is_recorded_is_compared(done, name: str) -> None:
     path = done.runs()[1] / "record" / name
     path.write_bytes(path.read_bytes() + b" ")

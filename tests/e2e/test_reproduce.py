@@ -78,10 +78,6 @@ def test_a_run_without_a_number_cannot_be_reproduced(ran: Any) -> None:
 # -- a record that somebody has changed
 
 
-def capsule_of(ran: Any) -> Any:
-    return ran.runs()[0] / "record/capsule.json"
-
-
 def trap(ran: Any) -> str:
     program = ran.folder.parent / "python-trap"
     program.write_text(f"#!/bin/sh\ntouch {ran.folder.parent}/ran\n")
@@ -91,8 +87,9 @@ def trap(ran: Any) -> str:
 
 @pytest.mark.slow
 def test_a_changed_capsule_is_refused_before_anything_of_it_is_used(ran: Any) -> None:
-    path = capsule_of(ran)
-    good = json.loads(path.read_text())
+    path = ran.runs()[0] / "record/run.json"
+    about = json.loads(path.read_text())
+    good = about["capsule"]
     victim = ran.folder.parent / "victim.txt"
     for change in (
         {"program": trap(ran)},
@@ -100,7 +97,7 @@ def test_a_changed_capsule_is_refused_before_anything_of_it_is_used(ran: Any) ->
         {"code": {**good["code"], "commit": "--help"}},
         {"code": {**good["code"], "untracked": ["/etc/passwd"]}},
     ):
-        path.write_text(json.dumps({**good, **change}))
+        path.write_text(json.dumps({**about, "capsule": {**good, **change}}))
         done = ran("reproduce", "1", code=2)
         assert "has changed since run" in done.err
     assert not (ran.folder.parent / "ran").exists()
@@ -146,6 +143,6 @@ def test_code_that_could_not_be_compared_is_told_by_run_show_and_reproduce(ran: 
     stored.parent.mkdir(exist_ok=True)
     stored.write_bytes(kept)
     run = ran.runs()[1]
-    assert ran.read(run, "capsule.json")["code"]["dirty"] is None
+    assert ran.read(run, "run.json")["capsule"]["code"]["dirty"] is None
     assert doubt in ran("show", "2").out
     assert doubt in ran("reproduce", "2", code=1).out

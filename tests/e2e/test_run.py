@@ -176,7 +176,7 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     lab("run", "--concurrency", "1", "--", "--flag")
     base, run = lab.runs()
     assert {path.name for path in (run / "record").iterdir()} >= {
-        *("run.json", "config.json", "capsule.json"),
+        *("run.json", "config.json"),
         *("train.log", "summary.json", "exit.json"),
     }
     assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "record", "seen.json"]
@@ -198,7 +198,7 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
         "parent": {"train.lr": {"old": 0.1, "new": 0.3}},
         "base": {"train.lr": {"old": 0.1, "new": 0.3}},
     }
-    capsule = lab.read(run, "capsule.json")
+    capsule = about["capsule"]
     assert capsule["argv"] == about["argv"]
     assert capsule["env"]["LOOPLAB_RUN_ID"] == run.name
     assert (lab.outputs() / capsule["python"]["packages"]).is_file()

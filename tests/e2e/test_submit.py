@@ -346,7 +346,7 @@ def test_a_checkout_below_dot_looplab_belongs_to_the_lab(jobs: Any) -> None:
     run = Path(told["folder"])
     assert run.parent == jobs.outputs(JOBS)
     assert told["tail"][-1] == "the end of v2"
-    capsule = jobs.read(run, "capsule.json")
+    capsule = jobs.read(run, "run.json")["capsule"]
     assert (capsule["cwd"], capsule["code"]["commit"]) == (str(tree), git("rev-parse", "HEAD", cwd=tree))
 
 

@@ -18,6 +18,7 @@ from looplab.loop.engine import Engine
 from looplab.loop.events import AlarmRaised, EngineEvent, Note
 from looplab.loop.lock import StudyLock
 from looplab.loop.setup import RunOptions, prepare
+from looplab.runs import folder
 from looplab.runs.capsule import FRESH_S
 
 TRAINER = """
@@ -112,7 +113,7 @@ def test_a_run_gets_the_code_of_the_moment_when_it_was_handed_over(lab: Path) ->
     trees = list((lab / "outputs/s/_shared").glob("tree-*"))
     assert trees
     assert all(path.suffix == ".json" for path in trees)  # the trees are gone, what was in them is known
-    capsules = [json.loads(path.read_text()) for path in sorted(lab.glob("outputs/s/0*/record/capsule.json"))]
+    capsules = [folder.read_capsule(run) for run in sorted(lab.glob("outputs/s/0*"))]
     for capsule in capsules:
         frozen = json.loads((lab / "outputs/s" / capsule["code"]["frozen"]).read_text())
         assert {"train.py", "lib/helper.py", "settings.yaml"} <= set(frozen)

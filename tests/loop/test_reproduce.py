@@ -34,10 +34,15 @@ ODD: dict[str, tuple[Any, str]] = {
 }
 
 
+def with_capsule(capsule: object) -> bytes:
+    """The content of `run.json`."""
+    return json.dumps({"capsule": capsule}).encode()
+
+
 def launched(root: Path, content: bytes) -> tuple[StudyLedger, Path]:
     record = StudyLedger(Ledger(root / ".looplab/ledger.db"), "s")
     outputs = root / "outputs/s"
-    hashes = folder.create(outputs / "0001-aaaa", {"run.json": b"{}", "config.json": b"{}", "capsule.json": content})
+    hashes = folder.create(outputs / "0001-aaaa", {"run.json": content, "config.json": b"{}"})
     with record.ledger.write():
         record.launched("0001-aaaa", "cpu0", hashes)
     return record, outputs
@@ -46,12 +51,12 @@ def launched(root: Path, content: bytes) -> tuple[StudyLedger, Path]:
 @pytest.mark.parametrize("what", ODD)
 def test_an_odd_capsule_is_an_error_in_words(tmp_path: Path, what: str) -> None:
     capsule, said = ODD[what]
-    record, outputs = launched(tmp_path, json.dumps(capsule).encode())
+    record, outputs = launched(tmp_path, with_capsule(capsule))
     with pytest.raises(LabError, match=said):
         reproduce.read_capsule(record, outputs, "0001-aaaa")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}"])
 def test_what_is_not_json_is_an_error_in_words(tmp_path: Path, content: bytes) -> None:
     record, outputs = launched(tmp_path, content)
     with pytest.raises(LabError, match="is not a capsule"):
@@ -59,12 +64,24 @@ def test_what_is_not_json_is_an_error_in_words(tmp_path: Path, content: bytes) -
 
 
 def test_a_good_capsule_is_returned(tmp_path: Path) -> None:
-    record, outputs = launched(tmp_path, json.dumps(GOOD).encode())
+    record, outputs = launched(tmp_path, with_capsule(GOOD))
     assert reproduce.read_capsule(record, outputs, "0001-aaaa") == GOOD
 
 
+def test_the_capsule_of_an_early_version_is_a_file_of_its_own(tmp_path: Path) -> None:
+    record, outputs = launched(tmp_path, b"{}")
+    files = {"run.json": b"{}", "config.json": b"{}", "capsule.json": json.dumps(GOOD).encode()}
+    hashes = folder.create(outputs / "0002-bbbb", files)
+    with record.ledger.write():
+        record.launched("0002-bbbb", "cpu0", hashes)
+    assert reproduce.read_capsule(record, outputs, "0002-bbbb") == GOOD == folder.read_capsule(outputs / "0002-bbbb")
+    (outputs / "0002-bbbb/record/capsule.json").write_text(json.dumps({**GOOD, "program": "/tmp/trap"}))
+    with pytest.raises(LabError, match=r"capsule\.json has changed since run"):
+        reproduce.read_capsule(record, outputs, "0002-bbbb")
+
+
 def test_a_capsule_that_the_chain_does_not_know_is_not_used(tmp_path: Path) -> None:
-    record, outputs = launched(tmp_path, json.dumps(GOOD).encode())
+    record, outputs = launched(tmp_path, with_capsule(GOOD))
     record.ledger.execute("DELETE FROM events")
     with pytest.raises(LabError, match="the chain does not say"):
         reproduce.read_capsule(record, outputs, "0001-aaaa")
@@ -73,8 +90,8 @@ def test_a_capsule_that_the_chain_does_not_know_is_not_used(tmp_path: Path) -> N
 def test_a_capsule_that_is_a_pipe_or_gone_is_an_error_in_words(tmp_path: Path) -> None:
     import os
 
-    record, outputs = launched(tmp_path, json.dumps(GOOD).encode())
-    path = outputs / "0001-aaaa/record/capsule.json"
+    record, outputs = launched(tmp_path, with_capsule(GOOD))
+    path = outputs / "0001-aaaa/record/run.json"
     path.unlink()
     with pytest.raises(LabError, match="cannot be read"):
         reproduce.read_capsule(record, outputs, "0001-aaaa")

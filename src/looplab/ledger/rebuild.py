@@ -32,7 +32,7 @@ from looplab.untrusted import UntrustedError, dump_json
 MAX_DIGITS = 12
 """Digits in the number of a run, at most."""
 STAMPED = "%Y%m%d-%H%M%S"
-FILES = ("run.json", "config.json", "capsule.json", "summary.json", "exit.json", "train.log", folder.EARLY_EDITS,
+FILES = ("run.json", "config.json", "summary.json", "exit.json", "train.log", folder.EARLY_CAPSULE, folder.EARLY_EDITS,
          folder.EARLY_CHANGES)  # fmt: skip
 """Files of a run's record whose hashes are recorded if the run is not in the chain."""
 

@@ -68,7 +68,7 @@ class CodeMonitor:
         """Return the run that was launched before this one, and the code in its capsule."""
         for one in reversed(self._study.runs(limit=RECENT)):
             if one.id != run.id and one.role not in (Role.IMPORTED, Role.REPRODUCTION) and one.slot is not None:
-                return one.id, folder.read_json(self._outputs / one.id, "capsule.json", strict=False).get("code") or {}
+                return one.id, folder.read_capsule(self._outputs / one.id).get("code") or {}
         return "", {}
 
 

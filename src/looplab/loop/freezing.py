@@ -80,7 +80,7 @@ class Freezer:
         return state
 
     def _earlier(self, run_id: str) -> FrozenState | None:
-        code = folder.read_json(self._outputs / run_id, "capsule.json", strict=False).get("code")
+        code = folder.read_capsule(self._outputs / run_id).get("code")
         tree = self._code.open(code.get("frozen")) if isinstance(code, dict) else None
         return FrozenState(code, tree) if tree is not None and isinstance(code, dict) else None
 
@@ -121,7 +121,7 @@ class Freezer:
         runs = list(open_runs)
         for run_id in runs:
             if run_id not in self._tree_of:
-                code = folder.read_json(self._outputs / run_id, "capsule.json", strict=False).get("code")
+                code = folder.read_capsule(self._outputs / run_id).get("code")
                 name = code.get("frozen") if isinstance(code, dict) else None
                 self._tree_of[run_id] = name if isinstance(name, str) else None
         self._tree_of = {run_id: self._tree_of[run_id] for run_id in runs}

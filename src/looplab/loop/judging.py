@@ -212,8 +212,7 @@ class StudyJudge:
         names: dict[str, None] = {}
         for run in runs:
             if run not in self._codes:
-                capsule = folder.read_json(self._outputs / run, "capsule.json", strict=False)
-                self._codes[run] = capsule.get("code") or {}
+                self._codes[run] = folder.read_capsule(self._outputs / run).get("code") or {}
         distinct = {str(self._codes[run].get("files") or self._codes[run]): self._codes[run] for run in runs}
         first, *others = distinct.values() or [{}]
         for other in others:

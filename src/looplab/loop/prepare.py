@@ -32,7 +32,7 @@ from looplab.runs.capsule import Capsules, doubt
 from looplab.runs.names import inside
 from looplab.runs.redact import HIDDEN, redact_argv, redact_env
 
-PREPARED = ("run.json", "config.json", "config.yaml", "config.toml", "capsule.json")
+PREPARED = ("run.json", "config.json", "config.yaml", "config.toml")
 """Files that the record of a run may contain before the run starts."""
 
 TIME_MARGIN_S = 60.0
@@ -176,11 +176,8 @@ class Preparer:
         if unknown is not None:
             about["notes"] = [*about["notes"], unknown]
         own_code = capsule["code"] if job is None and plan.place is None else None
-        files = {
-            **self._config_contents(config),
-            "run.json": _dump_about(about),
-            "capsule.json": dump_json(capsule, finite=True),
-        }
+        about["capsule"] = capsule
+        files = {**self._config_contents(config), "run.json": _dump_about(about)}
         if job is None and HIDDEN.encode() in files["config.json"]:
             self._check_revealed(run, config)
         private = self._config_files if job is None and self.hides(run) else ()

@@ -26,8 +26,6 @@ GIT_S = 60.0
 """Timeout of a git command, in seconds."""
 MOST_BYTES = 64 << 20
 """Maximum size of a capsule or config, in bytes."""
-USED = ("capsule.json", "config.json")
-"""Files from a run's record that a reproduction uses."""
 SHARED = re.compile(rf"{folder.SHARED}/(?:code|packages)-([0-9a-f]{{16}})\.(?:patch|json)")
 OWN = ((".looplab",), ("outputs",))
 """Folders of a lab that are never copied into a checkout."""
@@ -42,7 +40,9 @@ def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]
     run_dir = folder.require(outputs / run)
     recorded = record.launched_files(run)
     contents = {}
-    for name in USED:
+    is_early = folder.record_name(run_dir, folder.EARLY_CAPSULE) in recorded
+    source = folder.EARLY_CAPSULE if is_early else "run.json"
+    for name in (source, "config.json"):
         path = folder.record_name(run_dir, name)
         try:
             content = contents[name] = read_bounded(run_dir / path, MOST_BYTES)
@@ -57,12 +57,14 @@ def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]
         if folder.hash_bytes(content) != recorded[path]:
             raise LabError(f"{name} has changed since run {run} was launched", file=run_dir / path)
     try:
-        capsule = load_json(contents["capsule.json"])
+        capsule = load_json(contents[source])
     except UntrustedError as error:
-        raise LabError(f"is not a capsule: {error}", file=folder.record_file(run_dir, "capsule.json")) from None
+        raise LabError(f"is not a capsule: {error}", file=folder.record_file(run_dir, source)) from None
+    if not is_early:
+        capsule = capsule.get("capsule") if isinstance(capsule, dict) else None
     problem = _problem(capsule)
     if problem is not None:
-        raise LabError(f"is not a capsule: {problem}", file=folder.record_file(run_dir, "capsule.json"))
+        raise LabError(f"is not a capsule: {problem}", file=folder.record_file(run_dir, source))
     code = capsule.get("code") or {}
     for shared in (code.get("patch"), (capsule.get("python") or {}).get("packages")):
         _check_shared(outputs, shared)

@@ -30,11 +30,11 @@ READ_BYTES = 1 << 18
 LARGEST_RECORD = 256 << 20
 """Maximum size in bytes of a JSON file in the record."""
 PRIVATE = 0o600
-EARLY_CHANGES, EARLY_EDITS = "config_diff.json", "override.json"
-"""Files of early versions with the changes and edits of a run, which are in `run.json` now."""
+EARLY_CAPSULE, EARLY_CHANGES, EARLY_EDITS = "capsule.json", "config_diff.json", "override.json"
+"""Files of early versions with the capsule, the changes and the edits of a run, which are in `run.json` now."""
 FORMS: dict[str, dict[str, type]] = {
     "run.json": {"notes": list, "devices": list, "slot": str, "fingerprint": str, "warm_start": dict, "edits": list,
-                 "changes": dict},
+                 "changes": dict, "capsule": dict},
     EARLY_CHANGES: {"parent": dict, "base": dict},
     "summary.json": {"status": str, "reason": str, "objective": dict, "verdict": dict, "notes": list, "metrics": dict,
                      "curve": list},
@@ -227,6 +227,12 @@ def read_changes(run_dir: Path, *, strict: bool = True) -> dict[str, Any]:
     """
     about = read_json(run_dir, "run.json", strict=strict)
     return about["changes"] if about.get("changes") else read_json(run_dir, EARLY_CHANGES, strict=strict)
+
+
+def read_capsule(run_dir: Path) -> dict[str, Any]:
+    """Return the capsule of a run as its record has it, unchecked; empty if it is missing or cannot be read."""
+    about = read_json(run_dir, "run.json", strict=False)
+    return about["capsule"] if about.get("capsule") else read_json(run_dir, EARLY_CAPSULE, strict=False)
 
 
 def _find_problem(name: str, data: object) -> str | None:

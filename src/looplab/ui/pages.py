@@ -205,7 +205,7 @@ def _runs_of(record: StudyView, study: StudyModel, lead: str) -> list[RunRow]:
 
 def _capsule(run_dir: Path) -> list[tuple[str, str]]:
     """Return what is needed to repeat the run, as names and texts."""
-    capsule = folder.read_json(run_dir, "capsule.json", strict=False)
+    capsule = folder.read_capsule(run_dir)
     argv = capsule.get("argv")
     lines: list[tuple[str, str]] = []
     if isinstance(argv, list):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from fractions import Fraction
 
 import pytest
@@ -147,6 +148,30 @@ def test_formulas_that_differ_are_not_the_same(answer: str, gold: str) -> None:
 @pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "9^9^9", "2^{99999999}", "1000000!", "9!!!", "1+" * 5000])
 def test_a_monster_is_wrong_and_quickly_so(answer: str) -> None:
     assert not same(answer, "2", "math")
+
+
+def test_a_comparison_is_limited_by_processor_time_and_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    import math_verify
+
+    from looplab.recipes.esm.esm import grading
+
+    parse = math_verify.parse
+    monkeypatch.setattr(grading, "_SECONDS", 2.0)
+    grading._equal_formulas("1", "2")  # imports what it needs
+
+    def wait(*arguments: object, **named: object) -> object:
+        time.sleep(1.1)
+        return parse(*arguments, **named)
+
+    monkeypatch.setattr(math_verify, "parse", wait)
+    assert same("a^3b^2", "b^2a^3", "math")
+
+    def spin(*arguments: object, **named: object) -> object:
+        while True:
+            pass
+
+    monkeypatch.setattr(math_verify, "parse", spin)
+    assert not same("a^5b^2", "b^2a^5", "math")
 
 
 def test_formulas_can_be_compared_outside_of_the_main_thread() -> None:

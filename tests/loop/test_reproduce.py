@@ -93,7 +93,7 @@ def test_a_capsule_that_is_a_pipe_or_gone_is_an_error_in_words(tmp_path: Path) -
     record, outputs = launched(tmp_path, with_capsule(GOOD))
     path = outputs / "0001-aaaa/record/run.json"
     path.unlink()
-    with pytest.raises(LabError, match="cannot be read"):
+    with pytest.raises(LabError, match="there is no run folder"):
         reproduce.read_capsule(record, outputs, "0001-aaaa")
     os.mkfifo(path)
     with pytest.raises(LabError, match="cannot be read"):

@@ -705,7 +705,8 @@ def budget_facts(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ..
         given = options.get(name)
         # A call with configs of its own counts from its start.
         counted_from = saved.get(since) or 0 if given is not None and saved.get(name) == given else 0
-        return getattr(limits, name) if given is None else given + counted_from
+        limit: int | None = getattr(limits, name) if given is None else given + counted_from
+        return limit
 
     rounds, runs = limit_of("rounds", "since_round"), limit_of("runs", "since_run")
     submitted = used.runs - record.usage().runs if options.get("runs") else 0

@@ -183,7 +183,7 @@ def test_a_proposal_may_start_from_any_run(lab) -> None:
 
 
 def test_a_proposal_that_would_be_rejected_is_told_at_once(lab) -> None:
-    done = lab("propose", "--change", "train.lr@set=7")
+    done = lab("propose", "--change", "train.lr@mul=70")  # it depends on the run that is best when its turn comes
     assert "it would currently be rejected: train.lr: 7 is above 1" in done.out
     assert lab("propose", "--change", "train.lr@set=0.2", "--json").json()["refused"] is None
 
@@ -205,6 +205,9 @@ def test_a_proposal_reaches_a_study_that_is_at_work(lab) -> None:
     [
         (["--change", "train.lr=3"], "train.lr@set=3"),
         (["--change", "train.lr@set=0.3", "--parent", "9"], "looplab run"),
+        (["--change", "train.lrr@set=0.3"], "train.lrr is not a knob; nearest: train.lr"),
+        (["--change", "train.lrr@mul=2", "--parent", "base", "--json"], "nothing was queued"),
+        (["--change", "train.lr@set=7"], "train.lr: 7 is above 1"),
         ([], "--change"),
     ],
 )
@@ -256,3 +259,19 @@ def test_check_names_knobs_and_proposals_that_are_misspelt(lab) -> None:
     assert "WARNING: queue.yaml: train.rl@set=0.2 will be rejected: train.rl is not a knob" in out
     assert out.count("will be rejected") == 1
     assert "all is well" not in out
+
+
+def test_check_names_the_measured_metric_that_is_nearest_to_a_misspelt_objective(lab) -> None:
+    def check(metric: str) -> str:
+        lab.configure(objective={"metric": metric, "goal": "min"})
+        return lab("check").out
+
+    assert "WARNING" not in check("losss")  # nothing has been measured yet
+    check("loss")
+    lab("try")
+    out = check("losss")
+    assert "WARNING: objective: no run so far has measured 'losss'; did you mean loss?" in out
+    assert "all is well" not in out
+    assert "all is well" in check("loss")
+    lab("run")
+    assert "no run so far has measured 'score', only " in check("score")

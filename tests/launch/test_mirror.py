@@ -161,3 +161,64 @@ def test_a_folder_that_becomes_a_link_is_left_out(pair: Pair, monkeypatch: pytes
 
     monkeypatch.setattr(NodeMirror, "_files", staticmethod(replaced))
     assert pair.node.changes(pair.here, {}, final=True) == ([], [])
+
+
+class CodeOnNode:
+    """Frozen code on a node with several hosts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.hosts = [NodeMirror(root, 1 << 30) for _ in range(2)]
+
+    def start(self, host: int, run: str, code: str) -> None:
+        self.hosts[host].hold_code(run, code)
+        if not self.hosts[host].code(code).is_dir():
+            self.hosts[host].write_code(code, {"files": [("train.py", 0o444, 0, b"")], "links": []})
+
+    def hours_later(self) -> None:
+        for path in (self.root / "code").iterdir():
+            os.utime(path, (0, 0))
+
+    def names(self) -> set[str]:
+        return set(os.listdir(self.root / "code"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> CodeOnNode:
+    return CodeOnNode(tmp_path)
+
+
+def test_code_that_no_run_has_used_for_long_is_removed_from_the_node(node: CodeOnNode) -> None:
+    node.start(0, "r1", "tree-1")
+    node.start(1, "r2", "tree-2")
+    node.hosts[0].release_code("r1")
+    node.hosts[1].prune_code()
+    assert {"tree-1", "tree-2"} < node.names()  # the next run may have the same code
+    node.hours_later()
+    node.hosts[0].prune_code()
+    assert node.names() == {"tree-2", "tree-2.lock"}  # another host has it in use
+    node.start(0, "r3", "tree-1")
+    assert (node.hosts[0].code("tree-1") / "train.py").exists()
+
+
+def test_code_is_kept_until_its_last_run_has_ended(node: CodeOnNode) -> None:
+    node.start(0, "r1", "tree-1")
+    node.start(0, "r2", "tree-1")
+    node.hosts[0].release_code("r1")
+    node.hosts[0].release_code("r1")
+    node.hours_later()
+    for host in node.hosts:
+        host.prune_code()
+    assert node.names() == {"tree-1", "tree-1.lock"}
+
+
+def test_leftovers_of_killed_hosts_are_removed(node: CodeOnNode) -> None:
+    node.start(0, "r1", "tree-1")
+    (node.root / "code/.tree-9-abcd").mkdir()  # half written
+    (node.root / "code/tree-8").mkdir()  # of a version without locks
+    (node.root / "code/tree-7.lock").touch()
+    node.hosts[1].prune_code()
+    assert {".tree-9-abcd", "tree-8", "tree-8.lock", "tree-7.lock"} < node.names()
+    node.hours_later()
+    node.hosts[1].prune_code()
+    assert node.names() == {"tree-1", "tree-1.lock"}

@@ -188,6 +188,30 @@ def test_the_budget_is_reported_with_its_limits(making: Any, maker: Any) -> None
     assert {part.name: part.shown for part in facts_of(maker).budget}["runs"] == "1 of 400"
 
 
+def test_a_budget_that_an_earlier_call_exceeded_does_not_read_as_a_share(maker: Any) -> None:
+    for _ in range(2):
+        maker.train()
+    maker.record.configure({"options": {"runs": 1}})
+    assert {part.name: part.shown for part in facts_of(maker).budget}["runs"] == "2 (budget 1)"
+
+
+def test_a_larger_budget_is_not_a_change_of_rules(maker: Any) -> None:
+    maker.train()
+
+    def configure(budget: int, rounds: int | None, alpha: float = 0.05) -> str:
+        study = {"budget": {"rounds": budget}, "judge": {"alpha": alpha}}
+        maker.record.configure({"study": study, "options": {"rounds": rounds, "runs": None}})
+        return maker.record.configurations()[-1].sentence("today")
+
+    configure(3, None)
+    assert configure(3, 4) == "budget: rounds 3 → 4, by --rounds (today)"
+    assert configure(3, None) == "budget: rounds 4 → 3, by lab.yaml (today)"
+    assert configure(5, None) == "budget: rounds 3 → 5, by lab.yaml (today)"
+    changed = configure(5, 6, alpha=0.4)
+    assert changed == ("the configuration was changed today: judge.alpha 0.05 → 0.4; budget: rounds 5 → 6, by --rounds")
+    assert any("Budget: rounds 3 → 4, by --rounds (at " in note for note in facts_of(maker).notes)
+
+
 def test_limits_of_the_command_line_are_reported_instead_and_submitted_commands_apart(maker: Any) -> None:
     maker.train()
     jobs = StudyLedger(maker.record.ledger, maker.study.name + JOBS_SUFFIX)

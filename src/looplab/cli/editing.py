@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import LabContext, open_context, open_lab
+from looplab.cli.labs import LabContext, find_study, open_context, open_lab
 from looplab.config import paths
-from looplab.config.edits import apply_edits, parse_edit
+from looplab.config.edits import Edit, Op, apply_edits, parse_edit
 from looplab.config.files import read_document
-from looplab.config.lab import LabConfig, find_lab, load_lab
+from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
 from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
@@ -25,7 +26,9 @@ from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
+from looplab.measure.missing import doubt_about
 from looplab.report.wording import plural
+from looplab.runs.folder import can_be_run, is_run, read_json, study_folder
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
@@ -34,6 +37,8 @@ CHECKED_ENTRIES = 1000
 """Entries of a queue's file that `check` shows to the guard."""
 SHOWN_ENTRIES = 5
 """Entries of which it says why they will be rejected."""
+RECENT_RUNS = 5
+"""Latest runs, and latest tries, whose metrics `check` compares with the objective."""
 
 
 def check(
@@ -74,7 +79,7 @@ def check(
             commands = {base.name: base_command(setup, base) for base in setup.bases}
         artifacts = [missing_artifacts(lab.folder, study, base.config, base.name) for base in setup.bases]
         missing += (warnings := [warning for warning in artifacts if warning is not None])
-        missing += (doubts := [*_unknown_knobs(setup), *_hopeless_entries(setup)])
+        missing += (doubts := [*_unmeasured(lab, study), *_unknown_knobs(setup), *_hopeless_entries(setup)])
         warnings += doubts
         warnings = [*agent_warnings(study, lab.folder), *warnings]
         checked.append(
@@ -129,6 +134,34 @@ def check(
     output.say("no errors; see the notes above" if noted else "all is well")
 
 
+def _unmeasured(lab: LabConfig, study: StudyConfig) -> list[str]:
+    """Return warnings about metrics of the objective that none of the latest runs and tries has measured."""
+    if study.objective is None:
+        return []
+    from looplab.onboard.trial import SUFFIX
+
+    measured: set[str] = set()
+    is_complete = False
+    for name in (study.name, study.name + SUFFIX):
+        for run_dir in _latest_runs(study_folder(lab.folder, name)):
+            summary = read_json(run_dir, "summary.json", strict=False)
+            metrics = summary.get("metrics") or {}
+            measured.update(metrics)
+            is_complete = is_complete or (bool(metrics) and summary.get("status") == "ok")
+    doubts = (doubt_about(one.metric, measured, complete=is_complete) for one in study.objective.targets[::-1])
+    return [f"objective: {doubt}" for doubt in doubts if doubt is not None]
+
+
+def _latest_runs(study: Path) -> list[Path]:
+    """Return the newest run folders of a study."""
+    try:
+        names = sorted(filter(can_be_run, os.listdir(study)), reverse=True)
+    except OSError:
+        return []
+    folders = (study / name for name in names)
+    return list(islice((one for one in folders if not one.is_symlink() and is_run(one)), RECENT_RUNS))
+
+
 def _unknown_knobs(setup: Setup) -> list[str]:
     """Return warnings about knobs that no base config has: probably misspelt."""
     found = []
@@ -178,7 +211,9 @@ def propose(
     parent: str,
     json: bool,
 ) -> None:
-    edits = [str(parse_edit(text)) for text in change]
+    parsed = [parse_edit(text) for text in change]
+    edits = [str(one) for one in parsed]
+    _refuse_hopeless(folder, name, parsed)
     context = open_context(folder, name, create=parent in ("best", "base"))
     if parent not in ("best", "base"):
         parent = context.record.run(parent).id
@@ -203,6 +238,27 @@ def propose(
             output.say(f"note: it would currently be rejected: {refused}")
         if warning:
             output.say(f"note: {warning}")
+
+
+def _refuse_hopeless(folder: Path | None, name: str | None, edits: Sequence[Edit]) -> None:
+    """Refuse edits that the guard rejects whichever config they start from; nothing is written.
+
+    Raises:
+        LabError: A key is not a knob, or is set to a value outside of its range.
+    """
+    lab = load_lab(find_lab(folder or Path.cwd()))
+    setup = check_study(lab, find_study(lab, name), RunOptions(informal=True))
+    absolute = {one.path for one in edits if one.op in (Op.SET, Op.NEW)}
+    found = [
+        [
+            str(problem)
+            for problem in setup.guard.check(base.config, edits).problems
+            if problem.rule == "not a knob" or (problem.rule == "knob range" and problem.key in absolute)
+        ]
+        for base in setup.bases
+    ]
+    if found and all(found):
+        raise LabError("; ".join(found[0]), hint="nothing was queued; `looplab check` lists the knobs")
 
 
 def preview_decision(context: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:

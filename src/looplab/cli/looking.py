@@ -119,7 +119,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                 f"  run {run_id} was started on another host or in another container; it may still be running there"
             )
         for change in facts["configured"][1:]:
-            output.say(f"  configuration changed at {_when(change['at'])}: {change['changes']}")
+            output.say(f"  {change['sentence']}")
         for alarm in facts["alarms"]:
             output.say(f"  ALARM: {alarm}")
         record = StudyLedger(ledger, study.name)
@@ -250,7 +250,14 @@ def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[
         "counts": record.counts(totals),
         "alarms": _alarms(record, judged),
         "configured": [
-            {"seq": one.seq, "at": one.at, "hash": one.hash, "changes": one.describe()}
+            {
+                "seq": one.seq,
+                "at": one.at,
+                "hash": one.hash,
+                "changes": one.describe(),
+                "budget_only": one.is_budget_only,
+                "sentence": one.sentence(f"at {_when(one.at)}"),
+            }
             for one in record.configurations()
         ],
         "used": asdict(record.shared_usage(totals)),

@@ -5,12 +5,16 @@ every engine finds it again. The engine asks for what it does not have yet, in p
 other files when they are complete, at last all of them. What it has is known from its own files (sizes and times, and
 the last bytes of logs, which a trainer may cut back), so a copy that was interrupted continues where it was. Links and
 special files are left out.
+
+Frozen code is kept on the node for the runs that use it. A host locks a tree (`NAME.lock`, shared) as long as it has
+runs with that code; the lock ends with the process. A tree that nobody has locked for an hour is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -39,6 +43,9 @@ TAIL = 4096
 """Last bytes of a stream by which it is recognized."""
 SKIPPED = -1
 """Stands for the time of change of a file that the engine cannot have."""
+UNUSED_S = 3600.0
+"""Seconds after its last use after which frozen code is removed: longer than the runs of a dead host take to end."""
+LOCK = ".lock"
 CONFLICTS = {
     errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR,
     errno.ENOTEMPTY, errno.EPERM,
@@ -90,6 +97,8 @@ class NodeMirror:
     def __init__(self, root: Path, limit: int) -> None:
         self._root = root
         self._limit = limit
+        self._locks: dict[str, int] = {}  # name of frozen code → descriptor of its lock
+        self._users: dict[str, str] = {}  # run → name of its code
 
     def run_dir(self, run_dir: str | Path) -> Path:
         """Return the folder on this node of a run with this folder on the engine's machine."""
@@ -124,6 +133,76 @@ class NodeMirror:
                 os.rename(building, target)
         finally:
             shutil.rmtree(building, ignore_errors=True)
+
+    def hold_code(self, run_id: str, code: str | Path) -> None:
+        """Keep frozen code on this node until the run releases it or this process ends. Call it before a look whether
+        the code is there."""
+        name = self.code(code).name
+        self._users[run_id] = name
+        if name not in self._locks:
+            descriptor = self._lock(name, fcntl.LOCK_SH)
+            assert descriptor is not None
+            self._locks[name] = descriptor
+        os.utime(self._locks[name])
+
+    def release_code(self, run_id: str) -> None:
+        """Note that a run no longer needs its code; it is removed later, since the next run often has the same."""
+        name = self._users.pop(run_id, None)
+        if name is not None and name not in self._users.values():
+            descriptor = self._locks.pop(name)
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+            os.close(descriptor)
+
+    def prune_code(self) -> None:
+        """Remove frozen code that no host has used for `UNUSED_S`, and leftovers of killed hosts."""
+        for descriptor in self._locks.values():
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(self._root / "code"):
+                with contextlib.suppress(OSError):  # another host removes it, or the next call tries again
+                    self._prune(entry)
+
+    def _prune(self, entry: str) -> None:
+        path = self._root / "code" / entry
+        if entry.startswith("."):
+            if time.time() - path.lstat().st_mtime > UNUSED_S:
+                shutil.rmtree(path, ignore_errors=True)
+            return
+        name = entry.removesuffix(LOCK)
+        if name in self._locks or (entry != name and path.with_name(name).exists()):
+            return
+        descriptor = self._lock(name, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if descriptor is None:
+            return
+        try:
+            if time.time() - os.fstat(descriptor).st_mtime > UNUSED_S:
+                gone = path.with_name(f".{name}-{secrets.token_hex(4)}")
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(path.with_name(name), gone)
+                os.unlink(path.with_name(name + LOCK))
+                shutil.rmtree(gone, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, name: str, how: int) -> int | None:
+        """Return the descriptor of the locked file of frozen code, which is created; None: another process has it."""
+        path = self._root / "code" / f"{name}{LOCK}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, how)
+                if os.fstat(descriptor).st_nlink:  # else it was removed between opening and locking
+                    return descriptor
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
 
     def moved(self, spec: LaunchSpec) -> LaunchSpec:
         """Return the spec with the paths of this node."""

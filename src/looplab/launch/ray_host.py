@@ -43,6 +43,8 @@ GATHER_S = 0.003
 """Seconds that the first event waits for others: a run ends and the next one starts at nearly the same time."""
 BUSY_GATHER_S = 0.02
 """The same while further runs wait here, so that the slot does not need the engine."""
+PRUNE_S = 60.0
+"""Seconds between two looks for frozen code on this node that no run needs any more."""
 UNCOPIED_S = 3600.0
 """Seconds that a host without runs waits for an engine to copy their files."""
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -147,7 +149,11 @@ class Host:
             os._exit(1)
 
     def _serve(self) -> None:
+        prune_at = 0.0
         while True:
+            if self._mirror is not None and time.monotonic() >= prune_at:
+                self._mirror.prune_code()
+                prune_at = time.monotonic() + PRUNE_S
             while self._calls:
                 self._call(*self._calls.popleft())
             events = self._executor.poll(1.0)
@@ -166,6 +172,8 @@ class Host:
                     self._tell(self._started[run_id])
                 return
             if self._mirror is not None and self._is_claimed(spec):
+                if spec.code is not None:
+                    self._mirror.hold_code(run_id, spec.code)
                 self._call("adopt", run_id, spec.run_dir, spec.record_dir, spec.attempt)
                 return
             self._runs.add(run_id)
@@ -214,6 +222,8 @@ class Host:
 
         assert self._mirror is not None
         self._mirror.write_tree(self._mirror.run_dir(spec.run_dir), files)
+        if spec.code is not None:
+            self._mirror.hold_code(spec.run_id, spec.code)
         if code and spec.code is not None and not self._mirror.code(spec.code).is_dir():
             self._mirror.write_code(spec.code, ray.get(code[0]))
         return self._mirror.moved(spec)
@@ -225,6 +235,8 @@ class Host:
         if isinstance(event, Ended | Rejected):
             self._runs.discard(event.run_id)
             self._started.pop(event.run_id, None)
+            if self._mirror is not None:
+                self._mirror.release_code(event.run_id)
         if isinstance(event, Rejected) or (isinstance(event, Ended) and event.exit.reason == "not started"):
             self._uncopied.discard(event.run_id)
         with self._events_lock:

@@ -267,7 +267,7 @@ class EventReplay:
         yield from self.other_notes
         for study, events in self.configured.items():
             for one in configurations(iter(events))[1:]:
-                yield f"study {study}: the configuration was changed at event {one.seq}: {one.describe()}"
+                yield f"study {study}: {one.sentence(f'at event {one.seq}')}"
         for event in self.rebuilds:
             lost = sum(map(len, {**event.data.get("lost", {}), **event.data.get("gone", {})}.values()))
             note = (

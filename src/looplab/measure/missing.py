@@ -1,4 +1,4 @@
-"""The note on a run that succeeded but did not measure its objective."""
+"""Notes on a metric that the lab file names and runs do not measure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def explain_missing(
         since: Start of the run, in seconds since the epoch; None: other files are not searched.
         in_run_dir: Whether the trainer was started in its run folder.
     """
-    ranked = sorted((_distance(metric, name, compare=i < MAX_COMPARED), name) for i, name in enumerate(measured))
+    ranked = _ranked(metric, measured)
     same = [name for distance, name in ranked if distance[0] == 0]
     near = [name for distance, name in ranked if distance[0] <= 3]
     text = f"the objective {metric!r} was not measured"
@@ -64,6 +64,30 @@ def explain_missing(
         text += f". {', '.join(files)} {'was' if len(files) == 1 else 'were'} written during the run: "
         text += "point the trainer at {run_dir}" + ("" if in_run_dir else ", or start it there with launch.cwd: run")
     return text
+
+
+def doubt_about(metric: str, measured: Collection[str], *, complete: bool) -> str | None:
+    """Return a warning about a metric that no earlier run has measured; None: there is no reason for one.
+
+    Args:
+        metric: Its name in the lab file.
+        measured: The names that earlier runs measured.
+        complete: Whether any of these runs ended well. A run that was cut short may not have reached the metric, so
+            then only a similar name is a reason.
+    """
+    if not measured or metric in measured:
+        return None
+    ranked = _ranked(metric, measured)
+    near = [name for distance, name in ranked if distance[0] <= 3]
+    if near:
+        return f"no run so far has measured {metric!r}; did you mean {' or '.join(near[:MAX_SUGGESTED])}?"
+    names = _list_names([name for _, name in ranked])
+    return f"no run so far has measured {metric!r}, only {names}" if complete else None
+
+
+def _ranked(metric: str, measured: Collection[str]) -> list[tuple[tuple[int, float], str]]:
+    """Return the measured names with their distances from a metric, the nearest first."""
+    return sorted((_distance(metric, name, compare=i < MAX_COMPARED), name) for i, name in enumerate(measured))
 
 
 def _list_names(names: Sequence[str]) -> str:

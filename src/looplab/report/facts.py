@@ -318,7 +318,7 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyView) -> StudyFacts:
     runs = [_facts(study, outputs, file, own) for file, own in zip(files, values, strict=True)]
     notes += _apply_objective(study.objective, files, runs)
     notes += [
-        f"The configuration was changed at {wording.moment(one.at)}: {wording.plain(one.describe())}"
+        wording.capitalised(wording.plain(one.sentence(f"at {wording.moment(one.at)}")))
         for one in record.configurations()[1:]
     ]
     ended_early = record.failed_because()
@@ -699,10 +699,21 @@ def budget_facts(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ..
     """
     used, limits, agents = record.shared_usage(), study.budget, account_of(record)
     options = record.configured_options() or {}
-    rounds, runs = options.get("rounds") or limits.rounds, options.get("runs") or limits.runs
+    saved = _saved_options(record)
+
+    def limit_of(name: str, since: str) -> int | None:
+        given = options.get(name)
+        # A call with configs of its own counts from its start.
+        counted_from = saved.get(since) or 0 if given is not None and saved.get(name) == given else 0
+        limit: int | None = getattr(limits, name) if given is None else given + counted_from
+        return limit
+
+    rounds, runs = limit_of("rounds", "since_round"), limit_of("runs", "since_run")
     submitted = used.runs - record.usage().runs if options.get("runs") else 0
 
     def one(name: str, spent: float, limit: float | None, show: Any) -> BudgetFacts:
+        if limit is not None and spent > limit:  # an earlier call, or `reproduce`, was allowed more
+            return BudgetFacts(name, spent, limit, f"{show(spent)} (budget {show(limit)})")
         return BudgetFacts(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
 
     parts = [
@@ -720,6 +731,15 @@ def budget_facts(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ..
         dollars = one("agents' cost", agents.usd, limits.usd, lambda n: f"${n:.2f}")
         parts.append(replace(dollars, shown=dollars.shown + unpriced))
     return tuple(parts)
+
+
+def _saved_options(record: StudyView) -> Mapping[str, Any]:
+    """Return the options of the last call; empty if there are none, or they cannot be read."""
+    try:
+        saved = record.saved_options()
+    except ValueError:
+        return {}
+    return saved if isinstance(saved, dict) else {}
 
 
 def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:

@@ -74,6 +74,11 @@ def plain(text: str) -> str:
     return redact_text(clean_text(text))
 
 
+def capitalised(text: str) -> str:
+    """Return a sentence with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def cut(text: str, length: int) -> str:
     """Shorten a text to `length` characters."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"

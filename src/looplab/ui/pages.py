@@ -310,7 +310,8 @@ def judge_page(model: LabModel, name: str) -> dict[str, Any]:
             {"at": event.at, "why": _plain(event.data.get("why"), 300)}
             for event in feed.events_of(("judge restarted",), 0)
         ],
-        "changes": [{"at": one.at, "text": _plain(one.describe(), 600)} for one in record.configurations()[1:]],
+        "changes": [{"at": one.at, "text": _plain(one.describe(), 600), "budget_only": one.is_budget_only}
+                    for one in record.configurations()[1:]],
     }  # fmt: skip
 
 

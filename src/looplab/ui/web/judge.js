@@ -122,7 +122,9 @@ export class JudgePage {
     root.append(svg("text", { x: left + 8, y: height - 6, text: day(Math.min(...times)) }), svg("text", { x: width - 10, y: height - 6, "text-anchor": "end", text: day(Math.max(...times)) }));
     host.append(root, el("p", { class: "under" }, el("span", { class: "key" }, el("i", { class: "dot-key rival" }), t("the base")), judge.champion !== judge.base ? el("span", { class: "key" }, el("i", { class: "dot-key own" }), t("the champion")) : "", el("span", { text: t("A trend here does not come from the config: check the machine or the data.") })));
   }
-  reads({ judge, reads, restarts, changes }) {
+  reads({ judge, reads, restarts, changes: recorded }) {
+    const changes = recorded.filter((one) => !one.budget_only);
+    const budgets = recorded.filter((one) => one.budget_only);
     const rows = reads.map((one) => [nowrap(day(one.at)), runLink(this.app, one.run), runLink(this.app, one.against)]);
     return panel(
       t("Held-out reads"),
@@ -131,6 +133,7 @@ export class JudgePage {
       ...judge.alarms.map((text) => el("p", { class: "alarm", text })),
       ...restarts.map((one) => el("p", { class: "noteline", text: `${day(one.at)}: ${t("the judge started over")}: ${one.why}` })),
       changes.length ? el("details", {}, el("summary", { text: t("The configuration was changed {n} {n|time|times}", { n: changes.length }) }), ...changes.map((one) => el("p", { class: "small", text: `${day(one.at)}: ${one.text}` }))) : "",
+      ...budgets.map((one) => el("p", { class: "small muted", text: `${day(one.at)}: ${one.text}` })),
     );
   }
   tests({ judge, entries }) {

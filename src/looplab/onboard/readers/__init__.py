@@ -25,6 +25,7 @@ from looplab.onboard.readers.hydra import HydraReader
 from looplab.onboard.readers.key_value import KeyValueReader
 from looplab.onboard.readers.lightning import LightningReader
 from looplab.onboard.readers.pydantic_settings import PydanticSettingsReader
+from looplab.onboard.readers.python_config import PythonConfigReader
 from looplab.onboard.readers.shell import ShellReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
 
@@ -38,6 +39,7 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     AbslReader,
     FireReader,
     KeyValueReader,
+    PythonConfigReader,
     ConfigFileReader,
     ArgparseReader,
     GetoptReader,

@@ -36,9 +36,9 @@ class KeyValueReader:
         base: dict[str, Any] = {}
         for tree in script.modules:
             for call in calls(tree, "structured", "create"):
-                _merge(base, _created(call, tree))
+                merge(base, _created(call, tree))
         for name in names_in_source(script):
-            _merge(base, config_in(script, name) or {})
+            merge(base, config_in(script, name) or {})
         rendering = {"as": "hydra"}
         return self._interface(script, "OmegaConf", base, (*script.argv, "{overrides}"), rendering)
 
@@ -61,9 +61,9 @@ class KeyValueReader:
         ]
         for node in functions:
             if "config" in node.name:
-                _merge(base, _composed(node, defaults))
+                merge(base, _composed(node, defaults))
         for values in defaults.values() if not base else ():
-            _merge(base, values)
+            merge(base, values)
         # Many of them read values as Python does, and a path is not a literal of Python.
         texts = [setting.name for setting in settings_in(base) if setting.kind == "str"]
         rendering: dict[str, Any] = {"as": "flags", "case": "snake", "booleans": "value", "separator": "equals"}
@@ -78,11 +78,11 @@ class KeyValueReader:
         base: dict[str, Any] = {}
         for node in functions:
             if _is_decorated(node, ".config"):
-                _merge(base, bound(node.body))
+                merge(base, bound(node.body))
         for tree in script.modules:
             for call in calls(tree, "add_config"):
                 values = {item.arg: constant(item.value) for item in call.keywords if item.arg is not None}
-                _merge(base, {name: value for name, value in values.items() if value is not MISSING})
+                merge(base, {name: value for name, value in values.items() if value is not MISSING})
         if not base:
             return None
         base.setdefault("seed", 1)  # Sacred has one of its own
@@ -97,12 +97,12 @@ class KeyValueReader:
         base: dict[str, Any] = {}
         for tree in reversed(script.modules):
             tables = bound(tree.body)
-            _merge(
+            merge(
                 base,
                 next((tables[name] for name in ("_C", "cfg", "__C", "C") if isinstance(tables.get(name), dict)), {}),
             )
         for word in script.arguments:
-            _merge(base, config_in(script, word.rpartition("=")[2]) or {})
+            merge(base, config_in(script, word.rpartition("=")[2]) or {})
         wanted = [setting for setting in settings_in(base) if suggest(setting).role != "other"]
         words = [word for setting in wanted for word in (setting.name, f"{{config.{setting.name}}}")]
         return self._interface(script, "yacs", base, (*script.argv, *words), {"as": "file"})
@@ -190,8 +190,8 @@ def _composed(function: ast.FunctionDef, defaults: Mapping[str, dict[str, Any]])
             _, *path = path_of(node.targets[0]) or [""]
             for part in reversed(path):
                 values = {part: values} if values is not None else None
-            _merge(found, values or {})
-    _merge(found, _root(bound(function.body)))
+            merge(found, values or {})
+    merge(found, _root(bound(function.body)))
     return found
 
 
@@ -201,9 +201,10 @@ def _root(values: dict[str, Any]) -> dict[str, Any]:
     return tables[0] if len(tables) == 1 and len(values) == 1 else values
 
 
-def _merge(base: dict[str, Any], other: Mapping[str, Any]) -> None:
+def merge(base: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Add the values of another config to one, whose values it replaces."""
     for key, value in other.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
+            merge(base[key], value)
         else:
             base[key] = dict(value) if isinstance(value, Mapping) else value

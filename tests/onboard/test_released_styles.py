@@ -21,7 +21,7 @@ from looplab.measure.stdout import StdoutSource
 from looplab.onboard.base import Interface, Script, ScriptSetting
 from looplab.onboard.knobs import find_seed, suggest, unused_settings
 from looplab.onboard.labfile import make_lab
-from looplab.onboard.objective import kept_best, kept_in_config, rank_objectives
+from looplab.onboard.objective import explain_choice, kept_best, kept_in_config, rank_objectives
 from looplab.onboard.output_folder import output_words
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import find_script
@@ -346,10 +346,41 @@ def test_a_second_metric_that_is_almost_as_likely_is_named(tmp_path: Path) -> No
     looplab(tmp_path, "init", "train.py")
     told = looplab(tmp_path, "try", "--yes")
     assert "objective: val_accuracy (max), written" in told
+    assert "val_accuracy rather than val_loss: it is what people report" in told
     assert "almost as likely: val_loss (min): looplab objective val_loss --min" in told
 
 
+@pytest.mark.parametrize(
+    ("names", "chosen", "why"),
+    [
+        (["val_loss", "val_acc"], "val_acc", "it is what people report, while a loss is what training minimises"),
+        (["val_top5", "val_top1"], "val_top1", "top-1 is stricter than top-5"),
+        (["Acc@5", "Acc@1"], "Acc@1", "top-1 is stricter than top-5"),
+        (["val_mae", "val_rmse"], "val_mae", "both are equally likely by name"),
+    ],
+)
+def test_a_tie_between_metrics_of_a_split_is_broken_and_explained(names: list[str], chosen: str, why: str) -> None:
+    first, second = rank_objectives([metric(name, 0.5) for name in names])
+    assert (first.metric, explain_choice(first, second)) == (chosen, why)
+
+
 # -- where the hyper-parameters are
+
+
+def test_a_config_is_not_added_to_words_that_fill_the_places_of_sys_argv(tmp_path: Path) -> None:
+    """A stage of a DVC pipeline: its paths are words, its params are in a file with a fixed name."""
+    (tmp_path / "params.yaml").write_text("prepare: {split: 0.2, seed: 3}\ntrain: {seed: 4, lr: 0.1}\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, yaml\n"
+        "params = yaml.safe_load(open('params.yaml'))['train']\n"
+        "if len(sys.argv) != 3:\n    sys.exit('Usage: train.py features model')\n"
+        "print(sys.argv[1], sys.argv[2], 'loss:', params['lr'])\n"
+    )
+    script = find_script([sys.executable, "train.py", "features.csv", "model"], tmp_path)
+    interface = read_interface(script)
+    assert interface is not None
+    assert interface.command[-2:] == ("features.csv", "model")
+    assert find_seed(interface.settings) == "train.seed"
 
 
 def test_a_config_file_whose_path_is_computed_is_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from looplab.measure.missing import explain_missing
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.labfile import JUDGE, NO_OBJECTIVE, flow
-from looplab.onboard.objective import Goal, ObjectiveGuess
+from looplab.onboard.objective import Goal, ObjectiveGuess, explain_choice
 from looplab.onboard.trial import SUFFIX, Observation
 from looplab.runs import folder as run_folder
 
@@ -72,16 +72,32 @@ def choose(
         better = "larger" if goal == "max" else "smaller"
         output.say(f"the direction is a guess; if {better} is: {other}")
     if best is guesses[0]:
-        _name_other(guesses, command)
+        _name_other(guesses, command, asked=not yes)
     output.say(f"next: looplab run {command}".rstrip())
     return chosen
 
 
-def _name_other(guesses: Sequence[ObjectiveGuess], command: str) -> None:
-    """Name the second guess if it is almost as likely as the first: many scripts print a loss and an accuracy."""
-    if len(guesses) > 1 and guesses[0].score - guesses[1].score <= CLOSE:
+def _name_other(guesses: Sequence[ObjectiveGuess], command: str, *, asked: bool = False) -> None:
+    """Name the second guess if it is almost as likely as the first: many scripts print a loss and an accuracy.
+
+    Args:
+        asked: Whether a person has chosen, who has read why the first comes first.
+    """
+    if _is_close(guesses):
         other = guesses[1]
+        if not asked:
+            output.say(_explain(guesses))
         output.say(f"almost as likely: {other.metric} ({other.goal}): {objective_command(other, command)}")
+
+
+def _is_close(guesses: Sequence[ObjectiveGuess]) -> bool:
+    """Return whether the second guess is almost as likely as the first."""
+    return len(guesses) > 1 and guesses[0].score - guesses[1].score <= CLOSE
+
+
+def _explain(guesses: Sequence[ObjectiveGuess]) -> str:
+    """Return one line that says why the first guess comes before the second."""
+    return f"{guesses[0].metric} rather than {guesses[1].metric}: {explain_choice(guesses[0], guesses[1])}"
 
 
 def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
@@ -94,6 +110,8 @@ def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
             for i, guess in enumerate(guesses, 1)
         ],
     )
+    if _is_close(guesses):
+        output.say(_explain(guesses))
     by_name = {guess.metric: guess for guess in guesses}
     choices = "number" if len(guesses) > 1 else "1"
     choices += " (Enter: 1, n: none)"

@@ -105,13 +105,14 @@ def find_seed(settings: Sequence[ScriptSetting]) -> str | None:
     """Return the name of the seed of the training; None: there is none."""
     seeds = [setting.name for setting in settings if is_seed(setting) and not setting.positional]
 
-    def rank(name: str) -> tuple[bool, int, int]:
+    def rank(name: str) -> tuple[bool, int, int, bool]:
         words = words_of(name)
         plain = "_".join(words_of(name.rpartition(".")[2]))
         return (
             bool(NOT_TRAINING & set(words)),
             SEEDS.index(plain) if plain in SEEDS else len(SEEDS),
             name.count("."),
+            name.partition(".")[0] not in ("train", "training", "trainer"),  # beside `prepare.seed`
         )
 
     return min(seeds, key=rank, default=None)

@@ -71,6 +71,8 @@ SUMMARY = {"best", "max", "min", "final"}
 WHOLE = {"both", "overall", "all", "95"}
 """Words of values over all parts of a split, or over all thresholds: `mAP50-95`."""
 SPLITS = {word for words in KINDS.values() for word in words}
+CUTOFF = re.compile(r"(?i)(?:top|acc|accuracy|prec|precision|err|error|hits?|recall)[-_@]*(\d{1,3})$")
+"""Metrics over the k best answers: `top5`, `acc@1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,40 @@ def rank_objectives(
         is_told = bool(words & RESULTS) or (mine is not None and mine.goal is not None)
         is_known = is_told or metric.points >= MIN_POINTS
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=is_known))
-    # Equal scores: that of the whole before that of a part, and accuracy before that of one class.
+    # Equal scores: that of the whole before that of a part, accuracy before that of one class, top-1 before top-5.
     return sorted(
         found,
-        key=lambda guess: (-guess.score, not WHOLE & set(words_of(guess.metric)), len(words_of(guess.metric))),
+        key=lambda guess: (
+            -guess.score,
+            not WHOLE & set(words_of(guess.metric)),
+            _cutoff(guess.metric) or 0,
+            len(words_of(guess.metric)),
+        ),
     )
+
+
+def explain_choice(first: ObjectiveGuess, second: ObjectiveGuess) -> str:
+    """Return why a metric was preferred to one that is almost as likely, as a clause."""
+    words, others = _result_words(first.metric), _result_words(second.metric)
+    if "the script keeps the best" in first.why and "the script keeps the best" not in second.why:
+        return "the script keeps the best of it"
+    if (split := _split(first.metric)) != _split(second.metric) and split == "val":
+        return "it is measured on the validation split"
+    if others & OPTIMISED and not words & OPTIMISED:
+        return "it is what people report, while a loss is what training minimises"
+    if (cutoff := _cutoff(first.metric)) is not None and cutoff < (_cutoff(second.metric) or 0):
+        return f"top-{cutoff} is stricter than top-{_cutoff(second.metric)}"
+    if WHOLE & set(words_of(first.metric)) and not WHOLE & set(words_of(second.metric)):
+        return "it covers the whole, not a part"
+    if first.score == second.score:
+        return "both are equally likely by name"
+    return first.why
+
+
+def _cutoff(name: str) -> int | None:
+    """Return k of a metric over the k best answers, such as `top5` or `acc@1`; None: it is not such a metric."""
+    found = CUTOFF.search(name)
+    return None if found is None else int(found[1])
 
 
 def _result_words(name: str) -> set[str]:

@@ -62,7 +62,7 @@ class ConfigFileReader:
             option = options[0][0]
             file = there[0] if len(there) == 1 else named[0]
             return self._interface(script, file, [*words, *([option] if option.startswith("-") else []), "{config}"])
-        if reads_argv and not options and (named or len(there) == 1):
+        if reads_argv and not options and (named or len(there) == 1) and not _are_taken(script):
             return self._interface(script, (named or there)[0], [*words, "{config}"])
         return None
 
@@ -76,6 +76,12 @@ class ConfigFileReader:
         settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in templates)
         found = Interface(self.name, settings, command, rendering, base=base, notes=notes)
         return found if _takes_all_keys(script) else with_flags(found, script)
+
+
+def _are_taken(script: Script) -> bool:
+    """Return whether the user has typed every word that the script reads as `sys.argv[N]`, so no config can follow."""
+    places = [int(n) for tree in script.modules for n in re.findall(r"\bargv\[(\d+)\]", ast.unparse(tree))]
+    return bool(places) and max(places) <= len(script.arguments)
 
 
 OVERRIDE = re.compile(r"(?P<dashes>-{0,2})(?P<key>[A-Za-z_][\w.-]*)(?:=(?P<value>.+))?")

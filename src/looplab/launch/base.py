@@ -236,7 +236,7 @@ class ExecutorTraits:
     """Whether a run may wait at a scheduler between `start` and `Started`."""
     prequeues: bool = True
     """Whether `start(spec, after=run)` starts faster than a start after the end of that run."""
-    prequeue_depth: int = 3
+    prequeue_depth: int = 8
     """Number of very short runs that may be prequeued for one slot."""
     retries: Mapping[str, int] = field(default_factory=dict)
     """Further attempts at a run by reason of its end (`LOST`), unless lab.yaml sets them."""

@@ -131,7 +131,7 @@ def test_a_changed_row_of_a_table_is_found(done) -> None:
 def test_a_row_that_is_gone_is_found(done) -> None:
     run = done.runs()[0].name
     tamper(done, "DELETE FROM runs WHERE id=?", run)
-    assert f"toy/{run}: the chain knows the run, the table does not" in done("verify", code=1).out
+    assert f"toy/{run}: it is in the chain, but not in the table" in done("verify", code=1).out
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def test_verify_finds_a_changed_table(toy: Any) -> None:
     found = findings(toy)
     assert {why for _, _, why in found} == {
         "fingerprint is 'x' in the table, another in the chain",
-        "the chain knows it, the table does not",
+        "it is in the chain, but not in the table",
     }
 
 

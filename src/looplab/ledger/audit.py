@@ -6,6 +6,7 @@ Every defect is a finding with its location, never an exception: the audit exist
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sqlite3
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from looplab.config.files import hash_config
 from looplab.errors import LabError
@@ -40,6 +41,9 @@ DAMAGE = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError
 """Exceptions that reading damaged rows may raise."""
 _BOOK_LINE = re.compile(r"- \S+ \| run (\S+) \(round [^|]*+\|([^|]*+)\|([^|]*+)\|")
 _SHARED_NAME = re.compile(r"[^-]+-([0-9a-f]{16})(?:\.\w+)*")
+
+
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +199,28 @@ def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts)
         yield Discrepancy("table", where, f"{column} is {value!r} in the table, another in the chain")
 
 
+def _compare_rows(
+    rows: Iterable[tuple[_K, Mapping[str, Any] | sqlite3.Row]],
+    recorded: Mapping[_K, Facts],
+    describe: Callable[[_K], str],
+) -> Iterator[Discrepancy]:
+    """Compare the rows of a table with those that the chain defines, by their keys."""
+    present = set()
+    for key, row in rows:
+        present.add(key)
+        if key in recorded:
+            yield from _differences(describe(key), row, recorded[key])
+        else:
+            yield Discrepancy("table", describe(key), "it is in the table, but not in the chain")
+    for key in recorded.keys() - present:
+        yield Discrepancy("table", describe(key), "it is in the chain, but not in the table")
+
+
 def _compare_studies(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     known = {row["name"]: row for row in ledger.rows("SELECT name, objective, goal, best, judge_state FROM studies")}
     for name, facts in replay.studies.items():
         if name not in known:
-            yield Discrepancy("table", name, "the chain knows the study, the table does not")
+            yield Discrepancy("table", name, "the study is in the chain, but not in the table")
             continue
         row = dict(known[name])
         if "judge_state" in facts and row["judge_state"] is not None:
@@ -209,45 +230,25 @@ def _compare_studies(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
 
 
 def _compare_rounds(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    present = set()
-    for row in ledger.rows("SELECT * FROM rounds"):
-        key = (row["study"], row["n"])
-        present.add(key)
-        if key in replay.rounds:
-            yield from _differences(f"{row['study']} round {row['n']}", row, replay.rounds[key])
-        elif all("rounds" in event.data for event in replay.rebuilds):
-            yield Discrepancy("table", f"{row['study']} round {row['n']}", "the chain does not know it")
-    for study, n in replay.rounds.keys() - present:
-        yield Discrepancy("table", f"{study} round {n}", "the chain knows it, the table does not")
+    is_complete = all("rounds" in event.data for event in replay.rebuilds)
+    rows = (((row["study"], row["n"]), row) for row in ledger.rows("SELECT * FROM rounds"))
+    compared = ((key, row) for key, row in rows if is_complete or key in replay.rounds)
+    yield from _compare_rows(compared, replay.rounds, lambda key: f"{key[0]} round {key[1]}")
 
 
 def _compare_proposals(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    present = set()
-    for row in ledger.rows("SELECT * FROM proposals"):
-        present.add(row["id"])
-        where = f"proposal {row['id']}"
-        facts = replay.proposals.get(row["id"])
-        if facts is None:
-            yield Discrepancy("table", where, "the chain does not know it")
-            continue
-        problems = json.loads(row["problems"]) if row["problems"] else None
-        yield from _differences(where, {**dict(row), "edits": json.loads(row["edits"]), "problems": problems}, facts)
-    for number in replay.proposals.keys() - present:
-        yield Discrepancy("table", f"proposal {number}", "the chain knows it, the table does not")
+    rows = ((row["id"], _decoded_proposal(row)) for row in ledger.rows("SELECT * FROM proposals"))
+    yield from _compare_rows(rows, replay.proposals, lambda number: f"proposal {number}")
+
+
+def _decoded_proposal(row: sqlite3.Row) -> Facts:
+    problems = json.loads(row["problems"]) if row["problems"] else None
+    return {**dict(row), "edits": json.loads(row["edits"]), "problems": problems}
 
 
 def _compare_runs(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    present = set()
-    for row in ledger.rows("SELECT * FROM runs"):
-        key = (row["study"], row["id"])
-        present.add(key)
-        facts = replay.runs.get(key)
-        if facts is None:
-            yield Discrepancy("table", f"{row['study']}/{row['id']}", "the table knows the run, the chain does not")
-            continue
-        yield from _differences(f"{row['study']}/{row['id']}", row, facts)
-    for study, run in replay.runs.keys() - present:
-        yield Discrepancy("table", f"{study}/{run}", "the chain knows the run, the table does not")
+    rows = (((row["study"], row["id"]), row) for row in ledger.rows("SELECT * FROM runs"))
+    yield from _compare_rows(rows, replay.runs, "/".join)
 
 
 def _compare_plans(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
@@ -278,15 +279,10 @@ def _compare_verdicts(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepan
 
 
 def _compare_sessions(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    first = min(replay.sessions, default=None)
-    for row in ledger.rows("SELECT * FROM sessions"):
-        if first is None or row["id"] < first:
-            continue  # from an early version, which did not record the number
-        facts = replay.sessions.get(row["id"])
-        if facts is None:
-            yield Discrepancy("table", f"session {row['id']}", "the chain does not know it")
-        else:
-            yield from _differences(f"session {row['id']}", row, facts)
+    first = min(replay.sessions, default=math.inf)  # early versions did not record the number
+    rows = {row["id"]: row for row in ledger.rows("SELECT * FROM sessions") if row["id"] >= first}
+    recorded = {number: facts for number, facts in replay.sessions.items() if number in rows}
+    yield from _compare_rows(rows.items(), recorded, lambda number: f"session {number}")
 
 
 def _compare_commands(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
@@ -307,29 +303,20 @@ def _compare_options(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
 
 def _compare_pipelines(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     for table, rows in pipelines.read_rows(ledger).items():
-        yield from _compare_keyed(table, rows, replay.pipelines.get(table, {}))
+        yield from _compare_rows(rows.items(), replay.pipelines.get(table, {}), _label(table))
 
 
 def _compare_versions(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    rows = {(row["version"], row["attempt"]): row for row in versions.read_versions(ledger)}
-    yield from _compare_keyed("versions", rows, _version_rows(replay))
+    rows = (((row["version"], row["attempt"]), row) for row in versions.read_versions(ledger))
+    yield from _compare_rows(rows, _version_rows(replay), _label("versions"))
+
+
+def _label(table: str) -> Callable[[tuple[Any, ...]], str]:
+    return lambda key: f"{table} {' '.join(map(str, key))}"
 
 
 def _version_rows(replay: EventReplay) -> dict[tuple[int, int], Facts]:
     return versions.rows_of(versions.without_forgeries(replay.version_events))
-
-
-def _compare_keyed(
-    table: str, rows: Mapping[tuple[Any, ...], Facts], recorded: Mapping[tuple[Any, ...], Facts]
-) -> Iterator[Discrepancy]:
-    for key in rows.keys() | recorded.keys():
-        where = f"{table} {' '.join(map(str, key))}"
-        if key not in recorded:
-            yield Discrepancy("table", where, "the table knows it, the chain does not")
-        elif key not in rows:
-            yield Discrepancy("table", where, "the chain knows it, the table does not")
-        else:
-            yield from _differences(where, rows[key], recorded[key])
 
 
 # -- journal and head
@@ -350,7 +337,7 @@ def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
         if ledger.one("SELECT 1 FROM meta WHERE key=?", (JOURNALLED,)) is not None:
             yield Discrepancy("file", journal.NAME, "the journal is gone; the next write creates it again")
         return
-    hashes = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+    hashes = ledger.hashes()
     expected, is_damaged = 1, False
     try:
         for number, link in ledger.journal.read():
@@ -396,7 +383,7 @@ def _compare_backups(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
             if path.exists():  # else an engine has replaced it with a newer one
                 replay.other_notes.append(f"{name} cannot be read: {error}")
             continue
-        own = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+        own = ledger.hashes()
         other = next((seq for seq, digest in copied.items() if own.get(seq) != digest), None)
         if other is not None:
             head = max(own, default=0)

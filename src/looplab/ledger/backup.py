@@ -80,7 +80,7 @@ def _copy(path: Path, folder: Path) -> Path | None:
 
 def open_backup(backup: Path) -> sqlite3.Connection:
     """Open a backup for reading, without creating files next to it."""
-    return sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)
+    return sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True, isolation_level=None)
 
 
 def intact(backup: Path) -> bool:
@@ -110,12 +110,8 @@ class _Immutable(Ledger):
     """A backup, opened without creating files next to it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.journal = None
-        self._head = None
-        self._unjournalled = []
-        self._file_id = None
-        self._db = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, isolation_level=None)
+        self._set_up(path, None)
+        self._db = open_backup(path)
         self._db.row_factory = sqlite3.Row
 
 

@@ -126,15 +126,13 @@ class Ledger:
         LabError: There is no ledger and `create` is False, or it was written by a newer version.
     """
 
+    _file_id: tuple[int, int] | None = None
+    _is_checked = True
+    _data_version = -1
+    _head: tuple[int, str] | None = None
+
     def __init__(self, path: Path, *, create: bool = True, repair: bool = False) -> None:
-        self.path = path
-        self._head: tuple[int, str] | None = None
-        self._data_version = -1
-        self._unjournalled: list[Link] = []  # events that are not in the journal yet
-        self._after_commit: list[Callable[[], object]] = []
-        self._is_checked = True
-        self._file_id: tuple[int, int] | None = None
-        self.journal: Journal | None = Journal(path.with_name(journal.NAME))
+        self._set_up(path, Journal(path.with_name(journal.NAME)))
         if not path.exists():
             if not repair and is_missing(path):
                 raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
@@ -148,6 +146,12 @@ class Ledger:
             self._prepare()
             self._file_id = _file_id(path)
         self._is_checked = repair
+
+    def _set_up(self, path: Path, own_journal: Journal | None) -> None:
+        self.path = path
+        self.journal = own_journal
+        self._unjournalled: list[Link] = []  # events that are not in the journal yet
+        self._after_commit: list[Callable[[], object]] = []
 
     @staticmethod
     def open_readonly(path: Path) -> ReadOnlyLedger:
@@ -313,11 +317,11 @@ class Ledger:
             if last is None:
                 continue
             seq, digest = last
-            row = self._db.execute("SELECT hash FROM events WHERE seq=?", (seq,)).fetchone()
-            if row is None:
+            found = self.hash_of(seq)
+            if found is None:
                 why = f"the ledger ends at event {self.head()[0]}, but event {seq} is {where}: events were lost"
                 raise DamagedError(why, file=self.path, hint=REPAIR)
-            if row[0] != digest:
+            if found != digest:
                 why = f"event {seq} is not the one {where}: the ledger was changed or replaced"
                 raise DamagedError(why, file=self.path, hint=REPAIR)
 
@@ -388,6 +392,12 @@ class Ledger:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         return self._db.execute(sql, parameters)
 
+    def insert(self, table: str, row: Mapping[str, Any], *, replace: bool = False) -> sqlite3.Cursor:
+        """Insert a row; with `replace`, in place of the one with its key."""
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        verb = "INSERT OR REPLACE" if replace else "INSERT"
+        return self._db.execute(f"{verb} INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))
+
     def sync(self) -> None:
         """Wait until all commits are on disk and survive a power failure."""
         # Only the write-ahead log: SQLite itself syncs what it checkpoints into the database, and closing another
@@ -412,6 +422,11 @@ class Ledger:
         row: sqlite3.Row | None = self._db.execute(sql, parameters).fetchone()
         return row
 
+    def value(self, sql: str, parameters: Sequence[Any] = ()) -> Any:
+        """Return the first column of the first row; None if there is no row."""
+        row = self._db.execute(sql, parameters).fetchone()
+        return row[0] if row is not None else None
+
     def limit_cache(self, kilobytes: int) -> None:
         """Limit the memory in which SQLite keeps pages of the file; the system keeps them as well."""
         self._db.execute(f"PRAGMA cache_size=-{kilobytes}")
@@ -432,8 +447,12 @@ class Ledger:
 
     def hash_of(self, seq: int) -> str | None:
         """Return the hash of an event; None if there is none with this number."""
-        row = self.one("SELECT hash FROM events WHERE seq=?", (seq,))
-        return row[0] if row is not None else None
+        digest: str | None = self.value("SELECT hash FROM events WHERE seq=?", (seq,))
+        return digest
+
+    def hashes(self) -> dict[int, str]:
+        """Return the hash of every event, by number."""
+        return {row[0]: row[1] for row in self._db.execute("SELECT seq, hash FROM events")}
 
     def studies(self) -> set[str]:
         """Return the names of all studies, those of submitted commands and probes included."""
@@ -464,8 +483,8 @@ class Ledger:
     def id(self) -> str | None:
         """Return the random id of the ledger, which copies share; None if an older version created it and it was never
         anchored."""
-        row = self._db.execute("SELECT value FROM meta WHERE key='ledger'").fetchone()
-        return row[0] if row else None
+        number: str | None = self.value("SELECT value FROM meta WHERE key='ledger'")
+        return number
 
     @contextmanager
     def lenient(self) -> Iterator[None]:
@@ -500,12 +519,7 @@ class ReadOnlyLedger(Ledger):
     """A ledger that is only read: nothing is created, upgraded or written. See `Ledger.open_readonly`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._head = None
-        self._unjournalled = []
-        self._after_commit = []
-        self._file_id = None
-        self.journal = Journal(path.with_name(journal.NAME))
+        self._set_up(path, Journal(path.with_name(journal.NAME)))
         if not path.exists():
             if is_missing(path):
                 raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
@@ -546,14 +560,7 @@ class LedgerCopy(Ledger):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._head = None
-        self._data_version = -1
-        self._unjournalled = []
-        self._after_commit = []
-        self._is_checked = True
-        self.journal = None
-        self._file_id = None
+        self._set_up(path, None)
         # Read before the copy is made: an engine may commit and note events meanwhile.
         self._heads = self.noted_head(), Journal(path.with_name(journal.NAME)).last()
         with _raising_damaged(path):

@@ -137,18 +137,13 @@ class PipelineLedger:
                 return False
             seq = self._ledger.record(event, self._study)
             (stored,) = self._ledger.rows("SELECT data FROM events WHERE seq=?", (seq,))
-            _insert(self._ledger, *row_of(event.kind, self._study, load_own_json(stored["data"])))
+            self._ledger.insert(*row_of(event.kind, self._study, load_own_json(stored["data"])), replace=True)
         return True
 
     def _is_known(self, kind: str, table: str, row: Facts) -> bool:
         where = " AND ".join(f"{column}=?" for column in KEYS[table])
         found = self._ledger.one(f"SELECT * FROM {table} WHERE {where}", key_of(table, row))  # noqa: S608 (fixed names)
         return found is not None and (kind == "stage began" or dict(found) == row)
-
-
-def _insert(ledger: Ledger, table: str, row: Facts) -> None:
-    names, marks = ", ".join(row), ", ".join("?" * len(row))
-    ledger.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
 
 
 # -- reading
@@ -202,7 +197,7 @@ def rebuild(ledger: Ledger, lab: Path, rows: Rows) -> int:
     for table in KEYS:
         ledger.execute(f"DELETE FROM {table}")  # noqa: S608 (fixed names)
         for row in rows.get(table, {}).values():
-            _insert(ledger, table, row)
+            ledger.insert(table, row, replace=True)
     recovered = 0
     for folder, name in _pipeline_folders(lab):
         with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):  # not a record of ours

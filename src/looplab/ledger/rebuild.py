@@ -189,7 +189,7 @@ def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Le
             is_sound = [row[0] for row in ledger.rows("PRAGMA integrity_check(1)")] == ["ok"]
             broken = ledger.first_broken_link(noted=False)
             last = ledger.head()[0]
-            is_prefix = not chain or last == 0 or _hash_at(ledger, last) == chain[last - 1].hash
+            is_prefix = not chain or last == 0 or ledger.hash_of(last) == chain[last - 1].hash
             if is_sound and broken is None and is_prefix:
                 return ledger
         except (LabError, sqlite3.DatabaseError, ValueError):
@@ -209,11 +209,6 @@ def _is_prefix(backup: Path, chain: Sequence[Link]) -> bool:
     with contextlib.closing(open_backup(backup)) as db:
         seq, digest = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
     return not chain or (seq <= len(chain) and chain[seq - 1].hash == digest)
-
-
-def _hash_at(ledger: Ledger, seq: int) -> str | None:
-    row = ledger.one("SELECT hash FROM events WHERE seq=?", (seq,))
-    return None if row is None else row["hash"]
 
 
 def _clear_names(path: Path, done: Reindexed) -> None:
@@ -258,7 +253,7 @@ def _add_events(ledger: Ledger, chain: Sequence[Link]) -> int:
 def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
     """Rewrite the journal unless it matches the chain line by line; the old one is moved aside."""
     assert ledger.journal is not None
-    known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+    known = ledger.hashes()
     expected, same = 1, True
     with contextlib.suppress(OSError, UntrustedError):
         for _, one in ledger.journal.read():
@@ -275,7 +270,7 @@ def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
 
 def _put_foreign_backups_aside(ledger: Ledger) -> list[str]:
     """Rename the backups that are not prefixes of the chain, or cannot be read; return their new names."""
-    known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+    known = ledger.hashes()
     names = []
     for backup in backups(ledger.path):
         with contextlib.suppress(OSError, sqlite3.DatabaseError):
@@ -452,8 +447,7 @@ def _renumber_duplicates(rows: dict[Key, Facts], highest: dict[str, int], done: 
 def _replace_rows(ledger: Ledger, table: str, rows: Sequence[Facts]) -> None:
     ledger.execute(f"DELETE FROM {table}")  # noqa: S608 (fixed names)
     for row in rows:
-        names, marks = ", ".join(row), ", ".join("?" * len(row))
-        ledger.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
+        ledger.insert(table, row)
 
 
 def _rebuild_proposals(ledger: Ledger, replay: EventReplay, done: Reindexed) -> None:
@@ -501,8 +495,7 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
                 "hypothesis": _text(about, "hypothesis") or "", "run": run}  # fmt: skip
     columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **proposal}
     columns["edits"] = dump_json(job.get("job", edits))
-    names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-    cursor = ledger.execute(f"INSERT INTO proposals ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
+    cursor = ledger.insert("proposals", columns)
     row["proposal"] = cursor.lastrowid
     ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, run))
     recovered = {"proposal": cursor.lastrowid, "edits": edits, **job, **proposal}

@@ -82,8 +82,7 @@ def write_table(ledger: Ledger, events: Iterable[Event]) -> None:
     """Make the table say what these true events say; inside a transaction."""
     ledger.execute("DELETE FROM versions")
     for row in rows_of(events).values():
-        names, marks = ", ".join(row), ", ".join("?" * len(row))
-        ledger.execute(f"INSERT INTO versions ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
+        ledger.insert("versions", row)
 
 
 def read_versions(ledger: Ledger) -> list[Facts]:

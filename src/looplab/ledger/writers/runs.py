@@ -123,8 +123,7 @@ class RunWriter(StudyView):
             "reason": reason, "config_hash": config_hash, "state": "ended", "status": status, "created": now,
             "ended": now, "objective": objective, "role": Role.IMPORTED, "point": point, "seed": seed,
         }  # fmt: skip
-        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-        self.ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
+        self.ledger.insert("runs", columns)
         keep_config(self.ledger, config_hash, config)
         event = catalogue.ImportedEvent(
             n=n, round=0, proposal=None, proposer=Origin.IMPORT, parent=None, base=base, config=config_hash,

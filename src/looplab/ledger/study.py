@@ -22,10 +22,10 @@ class StudyLedger(RoundWriter, ProposalWriter, RunWriter, VerdictWriter, Session
     """Reads and writes one study. Every change is an event in the chain, in the same transaction."""
 
     def open(self, objective: str | None, goal: str, at: str | None = None) -> int:
-        """Make the study known; what it is measured by may change between engines, and that is recorded.
+        """Record the study, and any change of its objective between engines.
 
-        Values of another metric, or taken elsewhere on the curve, are not comparable: their runs count as not measured
-        until they are measured again, and the judge starts over.
+        Values of another metric, or of another point of the curve, are not comparable: their runs count as not
+        measured until they are measured again, and the judge starts over.
 
         Args:
             at: Where on the curve the objective is; None: as before.

@@ -97,7 +97,7 @@ class RunRow:
         ended: float,
         objective: float | None,
     ) -> RunRow:
-        """The same run, ended. Written out, since `dataclasses.replace` takes three times as long."""
+        """Return the run as ended. Written out, since `dataclasses.replace` takes three times as long."""
         return RunRow(
             self.study, self.id, self.n, self.round, self.proposal, self.proposer, self.parent, self.base, self.reason,
             self.config_hash, "ended", status, self.slot, self.pid, self.created, started or self.started, ended, code,
@@ -122,7 +122,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class ProposalRow:
-    """A proposal that waits for its turn, or what became of it."""
+    """A proposal and its outcome."""
 
     id: int
     proposer: str
@@ -183,7 +183,7 @@ def _run(row: sqlite3.Row) -> RunRow:
 
 
 class RunOutcome(NamedTuple):
-    """What became of a run: the columns of `RunRow` that the credit of proposers depends on."""
+    """The outcome of a run: the columns of `RunRow` that the credit of proposers depends on."""
 
     id: str
     n: int
@@ -254,8 +254,7 @@ class StudyView:
 
     def goal(self) -> str:
         """Return whether the objective is minimised or maximised: `min` or `max`."""
-        row = self.ledger.one("SELECT goal FROM studies WHERE name=?", (self.name,))
-        return (row["goal"] if row is not None else None) or "min"
+        return self.ledger.value("SELECT goal FROM studies WHERE name=?", (self.name,)) or "min"
 
     def events_of(self, kind: str, run: str | None = None) -> list[dict[str, Any]]:
         """Return the data of all events of a kind, oldest first, each with its `run`."""
@@ -275,13 +274,13 @@ class StudyView:
     def last_data(self, kind: str) -> dict[str, Any] | None:
         """Return the data of the study's last event of a kind; None if there is none."""
         sql = f"SELECT data FROM events WHERE study=? AND kind=?{_indexed(kind)} ORDER BY seq DESC LIMIT 1"  # noqa: S608
-        row = self.ledger.one(sql, (self.name, kind))
-        return dict(load_own_json(row["data"])) if row is not None else None
+        data = self.ledger.value(sql, (self.name, kind))
+        return dict(load_own_json(data)) if data is not None else None
 
     def objective(self) -> str | None:
         """Return the metric by which the runs in the table were measured."""
-        row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))
-        return row["objective"] if row is not None else None
+        metric: str | None = self.ledger.value("SELECT objective FROM studies WHERE name=?", (self.name,))
+        return metric
 
     def objective_changed_at(self) -> float:
         """Return when an engine last started with another objective than the one before; 0: never."""
@@ -295,9 +294,7 @@ class StudyView:
 
     def configuration(self) -> str | None:
         """Return the hash of the last recorded configuration."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return load_own_json(row["data"])["hash"] if row else None
+        return (self.last_data("study configured") or {}).get("hash")
 
     def configured_options(self) -> dict[str, Any] | None:
         """Return the options in the last recorded configuration."""
@@ -317,56 +314,52 @@ class StudyView:
         Raises:
             ValueError: They cannot be read.
         """
-        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{self.name}",))
-        return json.loads(row["value"]) if row is not None else None
+        text = self.ledger.value("SELECT value FROM meta WHERE key=?", (f"options:{self.name}",))
+        return json.loads(text) if text is not None else None
 
     # -- rounds
 
     def open_round(self) -> int | None:
-        row = self.ledger.one(
-            "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1", (self.name,)
-        )
-        return row["n"] if row else None
+        sql = "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1"
+        n: int | None = self.ledger.value(sql, (self.name,))
+        return n
 
     def unfilled_round(self) -> int | None:
-        """A round in whose planning an engine was interrupted."""
-        row = self.ledger.one("SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0", (self.name,))
-        return row["n"] if row else None
+        """Return the round that an engine was planning when it was interrupted; None: there is none."""
+        sql = "SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0"
+        n: int | None = self.ledger.value(sql, (self.name,))
+        return n
 
     # -- proposals
 
     def has_source(self, source: str) -> bool:
-        """Whether a proposal of this source was ever taken."""
+        """Return whether a proposal of this source was ever recorded."""
         return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.name, source)) is not None
 
     def queue_taken(self, file: str) -> str | None:
-        """The hash of a queue file all of whose entries are in the ledger, when that was last so."""
-        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.name}:{file}",))
-        return row["value"] if row is not None else None
+        """Return the hash of a queue file when all its entries were last in the ledger; None: they never were."""
+        digest: str | None = self.ledger.value("SELECT value FROM meta WHERE key=?", (f"queue:{self.name}:{file}",))
+        return digest
 
     def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
-        """Proposals in the queue, oldest first."""
-        sql = (
-            "SELECT * FROM proposals WHERE study=? AND status='waiting' AND (? IS NULL OR proposer=?)"
-            " ORDER BY id LIMIT ?"
-        )
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, proposer, limit))]
+        """Return the proposals in the queue, oldest first."""
+        where = "status='waiting' AND (? IS NULL OR proposer=?) ORDER BY id LIMIT ?"
+        return self._select_proposals(where, proposer, proposer, limit)
 
     def requeued(self, limit: int) -> list[ProposalRow]:
-        """Proposals of watch rules, and of people who reproduce a run, that wait in the queue, oldest first."""
-        sql = (
-            "SELECT * FROM proposals INDEXED BY proposals_requeued"
-            " WHERE study=? AND status='waiting' AND proposer IN ('watch', 'again') ORDER BY id LIMIT ?"
-        )
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, limit))]
+        """Return the proposals in the queue by watch rules, and by people who reproduce a run, oldest first."""
+        where = "status='waiting' AND proposer IN ('watch', 'again') ORDER BY id LIMIT ?"
+        return self._select_proposals(where, limit, index="INDEXED BY proposals_requeued")
 
     def count_waiting(self) -> int:
-        sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
-        return int(self.ledger.rows(sql, (self.name,))[0][0])
+        return int(self.ledger.value("SELECT count(*) FROM proposals WHERE study=? AND status='waiting'", (self.name,)))
 
     def proposals(self, status: str | None = None) -> list[ProposalRow]:
-        sql = "SELECT * FROM proposals WHERE study=? AND (? IS NULL OR status=?) ORDER BY id"
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, status, status))]
+        return self._select_proposals("(? IS NULL OR status=?) ORDER BY id", status, status)
+
+    def _select_proposals(self, where: str, *parameters: object, index: str = "") -> list[ProposalRow]:
+        sql = f"SELECT * FROM proposals {index} WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
+        return [_proposal(row) for row in self.ledger.each(sql, (self.name, *parameters))]
 
     def proposal(self, number: int) -> ProposalRow:
         row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,)) if 0 <= number < 1 << 63 else None
@@ -377,7 +370,7 @@ class StudyView:
     def count_proposals(self, proposer: str | None = None) -> int:
         """Return how many proposals there were, of one proposer or of all."""
         sql = "SELECT count(*) FROM proposals WHERE study=? AND (? IS NULL OR proposer=?)"
-        return int(self.ledger.rows(sql, (self.name, proposer, proposer))[0][0])
+        return int(self.ledger.value(sql, (self.name, proposer, proposer)))
 
     def proposals_by_proposer(self) -> dict[str, int]:
         """Return how many proposals each proposer made, by name."""
@@ -404,7 +397,7 @@ class StudyView:
             "SELECT count(*) FROM proposals WHERE study=? AND id<? AND status='waiting'",
             "SELECT count(*) FROM runs WHERE study=? AND proposal<? AND state='planned'",
         )
-        return sum(int(self.ledger.rows(sql, (self.name, proposal))[0][0]) for sql in queries)
+        return sum(int(self.ledger.value(sql, (self.name, proposal))) for sql in queries)
 
     # -- runs
 
@@ -419,13 +412,21 @@ class StudyView:
 
     def last_end(self) -> float | None:
         """Return when the last run ended; None: none has."""
-        row = self.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (self.name,))
-        return row[0] if row is not None else None
+        ended: float | None = self.ledger.value("SELECT max(ended) FROM runs WHERE study=?", (self.name,))
+        return ended
 
     def find_run(self, run: str) -> RunRow | None:
         """Return a run by its id; None if there is none."""
-        row = self.ledger.one(f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND id=?", (self.name, run))  # noqa: S608
+        return self._select_run("id=?", run)
+
+    def _select_run(self, where: str, *parameters: object) -> RunRow | None:
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
+        row = self.ledger.one(sql, (self.name, *parameters))
         return _run(row) if row is not None else None
+
+    def _select_runs(self, where: str, *parameters: object, index: str = "") -> list[RunRow]:
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs {index} WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
+        return [_run(row) for row in self.ledger.each(sql, (self.name, *parameters))]
 
     def imports(self) -> dict[str, dict[str, Any]]:
         """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
@@ -436,12 +437,12 @@ class StudyView:
         return (self._planned or self._last_run()) + 1
 
     def _last_run(self) -> int:
-        """The number of the last run; also of one that was planned, never started, and lost with its plan."""
+        """Return the number of the last run, even if it was planned, never started, and lost with its plan."""
         sql = (
             "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?), 0),"
             " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?), 0))"
         )
-        return int(self.ledger.rows(sql, (self.name, LAST_NUMBER + self.name))[0][0])
+        return int(self.ledger.value(sql, (self.name, LAST_NUMBER + self.name)))
 
     def plan_of(self, run: str) -> RunPlan | None:
         """Return the plan of a run; None once the run has ended and it is forgotten."""
@@ -456,7 +457,7 @@ class StudyView:
         return RunPlan.from_dict(json.loads(row["body"]), config)
 
     def config_of(self, run: RunRow, run_dir: Path) -> dict[str, Any]:
-        """The config of a run.
+        """Return the config of a run.
 
         Args:
             run_dir: The run's folder, for runs of early versions, whose config is not in the ledger.
@@ -464,12 +465,12 @@ class StudyView:
         Raises:
             LabError: Neither the ledger nor the folder has it as it was when the run was planned.
         """
-        row = self.ledger.one("SELECT body FROM configs WHERE hash=?", (run.config_hash,))
-        return json.loads(row["body"]) if row is not None else folder.read_config_of(run_dir, run.config_hash)
+        body = self.ledger.value("SELECT body FROM configs WHERE hash=?", (run.config_hash,))
+        return json.loads(body) if body is not None else folder.read_config_of(run_dir, run.config_hash)
 
     def launched_files(self, run: str) -> dict[str, str]:
-        """The SHA-256 of the files that the run had when it was last launched; where secrets were taken out of one of
-        them since, its SHA-256 after that."""
+        """Return the SHA-256 of the files that the run had when it was last launched; of a file from which secrets were
+        removed since, its SHA-256 after that."""
         sql = (
             "SELECT kind, data FROM events WHERE study=? AND run=? AND kind IN ('launched', 'ended', 'scrubbed')"
             " ORDER BY seq"
@@ -483,7 +484,7 @@ class StudyView:
         return files
 
     def recorded_files(self, run: str) -> dict[str, str]:
-        """The SHA-256 of all files of a run that must not change, by their path in the run folder."""
+        """Return the SHA-256 of all files of a run that must not change, by their path in the run folder."""
         files: dict[str, str] = {}
         sql = "SELECT data FROM events WHERE study=? AND (run=? OR kind='archived') ORDER BY seq"
         for (text,) in self.ledger.rows(sql, (self.name, run)):
@@ -500,25 +501,19 @@ class StudyView:
 
     def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
         """Return the first run of another config that measured exactly the same."""
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND measured=? AND point!=?"  # noqa: S608 (fixed texts)
-            " ORDER BY n LIMIT 1"
-        )
-        row = self.ledger.one(sql, (self.name, measured, run.point))
-        return _run(row) if row else None
+        return self._select_run("measured=? AND point!=? ORDER BY n LIMIT 1", measured, run.point)
 
     def alarms(self) -> list[dict[str, Any]]:
         """Return the alarms, oldest first, each with its `run` and `text`."""
-        sql = "SELECT run, data FROM events WHERE study=? AND kind='alarm' ORDER BY seq"
-        return [{"run": run, **load_own_json(data)} for run, data in self.ledger.rows(sql, (self.name,))]
+        return self.events_of("alarm")
 
     def bests(self) -> list[str]:
-        """The runs that were ever best, in that order."""
+        """Return the runs that were ever best, in that order."""
         return [event["run"] for event in self.events_of("best") if event["run"] is not None]
 
     def best(self) -> RunRow | None:
-        row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.name,))
-        return self.run(row["best"]) if row and row["best"] else None
+        best = self.ledger.value("SELECT best FROM studies WHERE name=?", (self.name,))
+        return self.run(best) if best else None
 
     def run(self, name: str) -> RunRow:
         """Return a run by its id, its number, or the beginning of its id; LATEST and BEST are names too.
@@ -526,34 +521,32 @@ class StudyView:
         LATEST is the newest run that has started; the newest planned one if none has.
         """
         name = mend_text(name)
-        where, parameters = "id=?", (self.name, name)  # type: tuple[str, tuple[Any, ...]]
+        where, parameters = "id=?", (name,)  # type: tuple[str, tuple[Any, ...]]
         if name.upper() == "LATEST":
             newest = "SELECT max(n) FROM runs WHERE study=? AND role!='imported'"
             where = f"n=coalesce(({newest} AND state!='planned'), ({newest}))"
-            parameters = (self.name, self.name, self.name)
+            parameters = (self.name, self.name)
         elif name.upper() == "BEST":
-            where, parameters = "id=(SELECT best FROM studies WHERE name=?)", (self.name, self.name)
+            where, parameters = "id=(SELECT best FROM studies WHERE name=?)", (self.name,)
         elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
-            where, parameters = "n=?", (self.name, int(name))
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
-        row = self.ledger.one(sql, parameters)
-        if row is None and len(name) >= 4:
-            sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND substr(id, 1, ?)=?"  # noqa: S608
-            rows = self.ledger.rows(sql, (self.name, len(name), name))
-            if len(rows) > 1:
-                raise LabError(f"{name!r} could be any of {', '.join(r['id'] for r in rows[:5])}")
-            row = rows[0] if rows else None
-        if row is None:
+            where, parameters = "n=?", (int(name),)
+        found = self._select_run(where, *parameters)
+        if found is None and len(name) >= 4:
+            similar = self._select_runs("substr(id, 1, ?)=?", len(name), name)
+            if len(similar) > 1:
+                raise LabError(f"{name!r} could be any of {', '.join(run.id for run in similar[:5])}")
+            found = similar[0] if similar else None
+        if found is None:
             known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.name,))
             hint = f"the latest are {', '.join(r['id'] for r in known)}" if known else "the study has no runs yet"
             raise LabError(f"study {self.name!r} has no run {name!r}", hint=hint)
-        return _run(row)
+        return found
 
     def runs(
         self, *, state: str | None = None, status: str | None = None, round: int | None = None, limit: int | None = None
     ) -> list[RunRow]:
-        """Runs, oldest first; with `limit` the newest of them."""
-        where, parameters = ["study=?"], [self.name]  # type: tuple[list[str], list[Any]]
+        """Return runs, oldest first; with `limit` the newest of them."""
+        where, parameters = ["true"], []  # type: tuple[list[str], list[Any]]
         for name, value in (("state", state), ("status", status), ("round", round)):
             if value is not None:
                 where.append(f"{name}=?")
@@ -562,15 +555,13 @@ class StudyView:
         if state is not None and state != "ended":  # there is an index of the unfinished runs
             where.append("state!='ended'")
             order = "+n"  # else SQLite would walk all runs in this order
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"  # noqa: S608 (fixed texts)
-        if limit is not None:
-            sql += " DESC LIMIT ?"
-            parameters.append(limit)
-        found = [_run(row) for row in self.ledger.each(sql, parameters)]
-        return found[::-1] if limit is not None else found
+        condition = f"{' AND '.join(where)} ORDER BY {order}"
+        if limit is None:
+            return self._select_runs(condition, *parameters)
+        return self._select_runs(f"{condition} DESC LIMIT ?", *parameters, limit)[::-1]
 
     def outcomes(self) -> list[RunOutcome]:
-        """Return what became of all runs that were not cancelled before they started, oldest first."""
+        """Return the outcomes of all runs that were not cancelled before they started, oldest first."""
         sql = (
             "SELECT id, n, proposer, iif(role=?, parent, NULL), role, state, status, verdict, objective, ended, point"
             " FROM runs WHERE study=? AND (state!='ended' OR started IS NOT NULL) ORDER BY n"
@@ -593,16 +584,12 @@ class StudyView:
 
     def runs_after(self, n: int, limit: int) -> list[RunRow]:
         """Return the first runs with a larger number, oldest first: all runs in portions, which takes little memory."""
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND n>? ORDER BY n LIMIT ?"  # noqa: S608 (fixed texts)
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, n, limit))]
+        return self._select_runs("n>? ORDER BY n LIMIT ?", n, limit)
 
     def runs_since(self, at: float, limit: int) -> list[RunRow]:
         """Return the newest runs that were started and had not ended before a time, oldest first."""
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND started IS NOT NULL"  # noqa: S608 (fixed texts)
-            " AND coalesce(ended, ?)>=? ORDER BY n DESC LIMIT ?"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, at, at, limit))][::-1]
+        where = "started IS NOT NULL AND coalesce(ended, ?)>=? ORDER BY n DESC LIMIT ?"
+        return self._select_runs(where, at, at, limit)[::-1]
 
     def proposers_of(self, role: Role) -> set[str]:
         """Return who proposed runs of a role."""
@@ -633,7 +620,7 @@ class StudyView:
         return [Totals(*row) for row in self.ledger.rows(sql, (clock.now(), self.name) * 2)]
 
     def counts(self, totals: Iterable[Totals] | None = None) -> dict[str, int]:
-        """How many runs stand where: planned, queued, running, ok, failed, …; imported ones are counted as such."""
+        """Return the number of runs that are planned, queued, running, ok, failed, …; imported ones count as such."""
         counts: dict[str, int] = {}
         for some in self.totals() if totals is None else totals:
             ended = some.status or "ended"
@@ -658,61 +645,48 @@ class StudyView:
         return self.ledger.one(sql, (self.name, not measured)) is not None
 
     def not_comparable(self) -> list[RunRow]:
-        """Runs that ended well, were measured by another objective, and were not measured again since."""
+        """Return the runs that ended well, were measured by another objective, and were not measured again since."""
         changed = self.objective_changed_at()
         if not changed:
             return []
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND status='ok' AND objective IS NULL"  # noqa: S608 (fixed)
-            " AND coalesce(ended, 0) < ? ORDER BY n"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, changed))]
+        return self._select_runs("status='ok' AND objective IS NULL AND coalesce(ended, 0) < ? ORDER BY n", changed)
 
     def runs_open(self) -> list[RunRow]:
-        """Runs that are planned or running."""
-        # The planner of SQLite would read all runs, in their order, to find the few.
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs INDEXED BY runs_open"  # noqa: S608 (fixed texts)
-            " WHERE study=? AND state != 'ended' ORDER BY n"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name,))]
+        """Return the runs that are planned or running."""
+        # SQLite's planner would read all runs, in their order, to find the few.
+        return self._select_runs("state != 'ended' ORDER BY n", index="INDEXED BY runs_open")
 
     def runs_of(self, point: str, warm: str | None = None) -> list[str]:
-        """The runs of a config, whatever their seeds, that began with these weights; without imported ones."""
+        """Return the runs of a config with any seed that started from these weights; without imported ones."""
         sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? AND role!='imported' ORDER BY n"
         return [row["id"] for row in self.ledger.rows(sql, (self.name, point, warm))]
 
     def runs_by(self, proposer: str, limit: int) -> list[RunRow]:
-        """The last runs that somebody proposed, oldest first, without what repeats them."""
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
-            " ORDER BY n DESC LIMIT ?"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))][::-1]
+        """Return the last trials of a proposer, oldest first."""
+        return self._select_runs("proposer=? AND role='trial' ORDER BY n DESC LIMIT ?", proposer, limit)[::-1]
 
     def begun_with(self, warm: str | None) -> RunRow:
-        """The first run that began with these weights."""
-        row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.name, warm))
-        if row is None:
-            raise LabError(f"no run began with {warm}")
-        return self.run(row["id"])
+        """Return the first run that started from these weights."""
+        found = self._select_run("warm=? ORDER BY n LIMIT 1", warm)
+        if found is None:
+            raise LabError(f"no run started from {warm}")
+        return found
 
     def base_runs(self) -> dict[str, list[RunRow]]:
         """Return the runs of the base configs, oldest first, by their `base_key`."""
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND role='base' ORDER BY n"  # noqa: S608 (fixed texts)
         found: dict[str, list[RunRow]] = {}
-        for run in map(_run, self.ledger.rows(sql, (self.name,))):
+        for run in self._select_runs("role='base' ORDER BY n"):
             found.setdefault(run.base_key, []).append(run)
         return found
 
     # -- verdicts
 
     def judge_state(self) -> dict[str, Any] | None:
-        row = self.ledger.one("SELECT judge_state FROM studies WHERE name=?", (self.name,))
-        return load_own_json(row["judge_state"]) if row and row["judge_state"] else None
+        state = self.ledger.value("SELECT judge_state FROM studies WHERE name=?", (self.name,))
+        return load_own_json(state) if state else None
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
-        """The last verdict on each run with its evidence, in the order in which they were given."""
+        """Return the last verdict on each run with its evidence, in chronological order."""
         sql = "SELECT run, at, verdict, evidence FROM verdicts WHERE study=? ORDER BY rowid"
         found: dict[str, dict[str, Any]] = {}
         for row in self.ledger.rows(sql, (self.name,)):
@@ -722,38 +696,34 @@ class StudyView:
 
     def void_runs(self) -> list[str]:
         """Return the runs whose last verdict is `void`."""
-        return [
-            row[0] for row in self.ledger.rows("SELECT id FROM runs WHERE study=? AND verdict='void'", (self.name,))
-        ]
+        sql = "SELECT id FROM runs WHERE study=? AND verdict='void'"
+        return [row[0] for row in self.ledger.rows(sql, (self.name,))]
 
     def watched_rules(self, run: str) -> list[tuple[str, bool]]:
-        """The watch rules that have fired on a run, and whether they wanted it ended."""
-        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='watched' ORDER BY seq"
-        seen = (load_own_json(row["data"]) for row in self.ledger.rows(sql, (self.name, run)))
-        return [(data["rule"], data["stops"]) for data in seen]
+        """Return the watch rules that have fired on a run, and whether they stop it."""
+        return [(data["rule"], data["stops"]) for data in self.events_of("watched", run)]
 
     def asked_held_out(self) -> int:
-        """How often the held-out metric was read so far."""
+        """Return how often the held-out metric was read so far."""
         sql = f"SELECT count(*) FROM events WHERE study=? AND kind='held-out read' AND {IS_RARE}"  # noqa: S608
-        return int(self.ledger.rows(sql, (self.name,))[0][0])
+        return int(self.ledger.value(sql, (self.name,)))
 
     def said_held_out(self) -> str | None:
-        """What the held-out metric said when it was last read."""
+        """Return the sentence about the last reading of the held-out metric; None: it was not read yet."""
         return (self.last_data("held-out read") or {}).get("text")
 
     # -- budget
 
     def usage(self, totals: Iterable[Totals] | None = None) -> BudgetUsage:
-        rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.name,))[0][0]
-        wall = self.ledger.rows(
-            "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.name,)
-        )[0][0]
+        rounds = self.ledger.value("SELECT count(*) FROM rounds WHERE study=?", (self.name,))
+        sql = "SELECT total(max(0, coalesce(ended, seen) - began)) FROM sessions WHERE study=?"
+        wall = self.ledger.value(sql, (self.name,))
         found = self.totals() if totals is None else list(totals)
         imported = sum(some.runs for some in found if some.role == Role.IMPORTED)
         sql = "SELECT total(lost_s * devices) FROM runs INDEXED BY runs_retried WHERE study=? AND attempt > 1"
-        lost = self.ledger.rows(sql, (self.name,))
-        hours = (lost[0][0] + sum(some.device_seconds for some in found)) / 3600
-        return BudgetUsage(rounds, self._last_run() - imported, float(wall), hours)
+        lost = self.ledger.value(sql, (self.name,))
+        hours = (lost + sum(some.device_seconds for some in found)) / 3600
+        return BudgetUsage(rounds, self._last_run() - imported, wall, hours)
 
     def sibling(self) -> StudyView:
         """Return the study of the commands submitted to this one; of those commands, the study itself."""
@@ -781,13 +751,12 @@ class StudyView:
     # -- sessions
 
     def last_event(self, kind: str) -> int:
-        """The number of the study's last event of a kind; 0 if there is none."""
+        """Return the number of the study's last event of a kind; 0 if there is none."""
         sql = f"SELECT max(seq) FROM events WHERE study=? AND kind=?{_indexed(kind)}"  # noqa: S608
-        row = self.ledger.one(sql, (self.name, kind))
-        return int(row[0] or 0) if row is not None else 0
+        return self.ledger.value(sql, (self.name, kind)) or 0
 
     def failed_because(self) -> str | None:
-        """Why the last engine ended before its work was done; None if it did not, or is running."""
+        """Return why the last engine ended before its work was done; None if it did not, or is running."""
         last = self.last_session()
         if last is None or last["ended"] is None or last["how"] != "failed":
             return None
@@ -803,8 +772,8 @@ class StudyView:
     # -- agents
 
     def agent_calls(self) -> list[dict[str, Any]]:
-        """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet). Both have the
-        number (`seq`) and the time (`at`) of their event."""
+        """Return all calls, oldest first, each with its answer under `answer` (None: not yet). Both have the number
+        (`seq`) and the time (`at`) of their event."""
         sql = (
             "SELECT seq, at, kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered')"
             " ORDER BY seq"
@@ -825,7 +794,6 @@ class StudyView:
     # -- requests to a running engine
 
     def is_paused(self) -> bool:
-        """Whether the last word to the engine was to pause."""
+        """Return whether the last request to pause or resume was to pause."""
         sql = "SELECT what FROM commands WHERE study=? AND what IN ('pause', 'resume') ORDER BY id DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return row is not None and row["what"] == "pause"
+        return bool(self.ledger.value(sql, (self.name,)) == "pause")

@@ -14,7 +14,7 @@ from looplab.untrusted import dump_json, load_own_json, mend_text, shorten
 
 
 class ProposalWriter(StudyView):
-    """Records what was proposed, and what became of it."""
+    """Records proposals and their rejections."""
 
     def propose(
         self,

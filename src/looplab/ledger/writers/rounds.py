@@ -21,7 +21,7 @@ class RoundWriter(StudyView):
         return n
 
     def fill_round(self, n: int) -> None:
-        """All runs of the round are decided on."""
+        """Record that all runs of the round are planned."""
         self.ledger.execute("UPDATE rounds SET filled=1 WHERE study=? AND n=?", (self.name, n))
 
     def close_round(self, n: int) -> None:

@@ -47,7 +47,7 @@ class RunWriter(StudyView):
         twin: str | None = None,
         warm: str | None = None,
     ) -> RunRow:
-        """Decide on a run. From here on it will be run, once, whatever dies in between."""
+        """Record a decision to run. From here on it runs exactly once, whatever crashes."""
         reason = shorten(reason)
         n = self.next_number()
         id_ = new_run_id(n)
@@ -135,7 +135,7 @@ class RunWriter(StudyView):
     def launched(
         self, run: str, slot: str, files: Mapping[str, str], *, attempt: int = 1, queued: bool = False
     ) -> None:
-        """The run's folder is there and the executor was asked to start it.
+        """Record that the run's folder exists and that the executor was asked to start it.
 
         Args:
             queued: Whether a scheduler decides when it starts.
@@ -148,13 +148,13 @@ class RunWriter(StudyView):
         self.ledger.record(event, self.name, run)
 
     def queued(self, run: str, job: str, why: str) -> None:
-        """A scheduler has accepted the run."""
+        """Record that a scheduler has accepted the run."""
         self.ledger.execute("UPDATE runs SET state='queued', job=? WHERE study=? AND id=?", (job, self.name, run))
         self.ledger.record(catalogue.QueuedEvent(job=job, why=why), self.name, run)
 
     def attempt_ended(self, run: RunRow, *, reason: str, why: str, code: int | None, signal: int | None,
                       started: float | None, ended: float | None) -> RunRow:  # fmt: skip
-        """The run was lost by its place, and is planned again; return it."""
+        """Record that the run was lost by its place and is planned again; return it."""
         before = self.ledger.rows("SELECT lost_s FROM runs WHERE study=? AND id=?", (self.name, run.id))[0][0]
         began = started if started is not None else run.started
         lost_s = before + (max(0.0, ended - began) if began is not None and ended is not None else 0.0)
@@ -172,12 +172,12 @@ class RunWriter(StudyView):
                        attempt=run.attempt + 1)  # fmt: skip
 
     def record_changed(self, run: str, changes: Sequence[folder.RecordChange]) -> None:
-        """Recorded files that the run itself has changed."""
+        """Record which recorded files the run itself has changed."""
         event = catalogue.RecordChangedEvent(changes=[asdict(change) for change in changes])
         self.ledger.record(event, self.name, run)
 
     def forget_plans(self) -> None:
-        """Plans of runs that have ended are not needed any more."""
+        """Delete the plans of runs that have ended."""
         with self.ledger.write():
             self.ledger.execute(
                 "DELETE FROM plans WHERE study=? AND run IN (SELECT id FROM runs WHERE study=? AND state='ended')",
@@ -188,7 +188,7 @@ class RunWriter(StudyView):
         self, run: str, pid: int | None, at: float, *, host: str, job: str | None = None,
         devices: Sequence[str] = (), cores: Sequence[int] = (), was_queued: bool = False,
     ) -> None:  # fmt: skip
-        """The run is alive.
+        """Record that the run is running.
 
         Args:
             was_queued: Whether it waited at a scheduler, so that its place and its start are recorded as an event.
@@ -202,7 +202,7 @@ class RunWriter(StudyView):
             self.ledger.record(event, self.name, run)
 
     def returned(self, run: str, why: str) -> None:
-        """The run could not start and goes back to the planned ones."""
+        """Record that the run could not be started and is planned again."""
         with self.ledger.write():
             self.ledger.execute("UPDATE runs SET state='planned', slot=NULL WHERE study=? AND id=?", (self.name, run))
             self.ledger.record(catalogue.ReturnedEvent(why=why), self.name, run)

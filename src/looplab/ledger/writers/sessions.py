@@ -13,7 +13,7 @@ from looplab.untrusted import dump_json, load_own_json, shorten
 
 
 class SessionWriter(StudyView):
-    """Records who works on the study."""
+    """Records engines, agents and people that work on the study."""
 
     def begin_session(self, host: str, pid: int, ticks: int) -> int:
         now = clock.now()  # in all columns: what a session used does not depend on the machine's clock
@@ -50,12 +50,12 @@ class SessionWriter(StudyView):
         self.ledger.record(catalogue.AgentNotConfinedEvent(text=text), self.name)
 
     def say(self, text: str) -> None:
-        """What a person wants agents to know."""
+        """Record a message of a person to the agents."""
         with self.ledger.write():
             self.ledger.record(catalogue.SaidEvent(text=shorten(text)), self.name)
 
     def steered(self, what: str, *, who: str, where: str, run: str | None = None) -> None:
-        """Record who did something on the live page; in the transaction of what they did."""
+        """Record who did something on the live page, in the transaction of what they did."""
         self.ledger.record(catalogue.SteeredEvent(what=what, who=who, where=where), self.name, run)
 
     def command(self, what: str, *, run: str | None = None, why: str | None = None) -> None:

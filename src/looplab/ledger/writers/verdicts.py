@@ -17,21 +17,21 @@ class VerdictWriter(StudyView):
     """Records what the judge decided."""
 
     def set_judge_state(self, judge_state: Mapping[str, Any]) -> None:
-        """Keep what the judge has decided; under which conditions, and what it decided under others, stays."""
+        """Store the judge's state; the conditions that it belongs to, and its states under others, stay."""
         before = self.judge_state() or {}
         text = dump_json({**{key: before[key] for key in ("conditions", "others") if key in before}, **judge_state})
         self.ledger.execute("UPDATE studies SET judge_state=? WHERE name=?", (text, self.name))
         self.ledger.record(catalogue.JudgeStateEvent(hash=hash_text(text)), self.name)
 
     def restart_judge(self, why: str) -> None:
-        """Take back all verdicts but those of people; the events that gave them stay in the chain."""
+        """Take back all verdicts but those of people; their events stay in the chain."""
         self.ledger.execute("UPDATE studies SET judge_state=NULL, best=NULL WHERE name=?", (self.name,))
         self.ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (self.name,))
         self.ledger.execute("DELETE FROM verdicts WHERE study=? AND verdict!='void'", (self.name,))
         self.ledger.record(catalogue.JudgeRestartedEvent(why=why), self.name)
 
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
-        """A verdict on a run, with all that it rests on, and the files of the run that say so."""
+        """Record a verdict on a run with its evidence, and the files of the run that contain it."""
         text, now = dump_json(evidence), time.time()
         if redact_text(text) != text:
             evidence = redact_data(dict(evidence))
@@ -42,7 +42,7 @@ class VerdictWriter(StudyView):
         self.ledger.record(event, self.name, run, when=now)
 
     def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
-        """What a watch rule saw in a running run."""
+        """Record that a watch rule fired on a running run."""
         self.ledger.record(catalogue.WatchedEvent(rule=rule, text=text, stops=stops), self.name, run)
 
     def ask_held_out(self, champion: str, challenger: str, n: int, text: str) -> None:

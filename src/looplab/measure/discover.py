@@ -45,20 +45,10 @@ _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|
 """Files that trainers write at their end, or to which they add a line from time to time."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
 """Text that trainers write in addition to their output, or instead of it; W&B has its own `debug.log`."""
-IGNORED = frozenset(
-    {
-        "checkpoints",
-        "checkpoint",
-        "ckpt",
-        "ckpts",
-        "media",
-        "node_modules",
-        "__pycache__",
-        "venv",
-        "site-packages",
-        "code",
-    }
-)
+IGNORED = frozenset({
+    "checkpoints", "checkpoint", "ckpt", "ckpts", "media", "node_modules", "__pycache__", "venv", "site-packages",
+    "code",
+})  # fmt: skip
 _RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
 
 MAX_NAME = 1_000

@@ -12,35 +12,15 @@ from looplab.measure.base import Batch, Curve
 from looplab.untrusted import MAX_DEPTH
 
 STEP_NAMES = (
-    "step",
-    "_step",
-    "global_step",
-    "trainer/global_step",
-    "train_step",
-    "total_timesteps",
-    "time/total_timesteps",
-    "timesteps",
-    "agent_steps",
-    "train/optimization step",
-    "optimization step",
-    "iteration",
-    "iter",
-    "update",
-    "epoch",
-)
+    "step", "_step", "global_step", "trainer/global_step", "train_step", "total_timesteps", "time/total_timesteps",
+    "timesteps", "agent_steps", "train/optimization step", "optimization step", "iteration", "iter", "update", "epoch",
+)  # fmt: skip
 """Names of the step, most reliable first; the step of a row is the first of these that is a number."""
 
 NOT_METRICS = frozenset({"", "time", "timestamp", "_timestamp", "_runtime", "_step", "_wandb"})
 """Clocks and bookkeeping columns."""
 
-NON_FINITE = {
-    "NaN": nan,
-    "nan": nan,
-    "Infinity": inf,
-    "inf": inf,
-    "-Infinity": -inf,
-    "-inf": -inf,
-}
+NON_FINITE = {"NaN": nan, "nan": nan, "Infinity": inf, "inf": inf, "-Infinity": -inf, "-inf": -inf}
 """Strings for numbers that JSON cannot represent."""
 
 

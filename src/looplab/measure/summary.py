@@ -19,93 +19,18 @@ Goal = Literal["max", "min"]
 KEPT = 100
 """The number of last values of each metric that a summariser keeps for `mean(k)`, by default."""
 
-_MAX_WORDS = frozenset(
-    {
-        "accuracy",
-        "acc",
-        "reward",
-        "rew",
-        "return",
-        "returns",
-        "ret",
-        "success",
-        "score",
-        "survival",
-        "alive",
-        "r2",
-        "f1",
-        "auc",
-        "auroc",
-        "bleu",
-        "rouge",
-        "iou",
-        "dice",
-        "map",
-        "precision",
-        "recall",
-        "psnr",
-        "ssim",
-        "elo",
-        "elbo",
-        "likelihood",
-        "loglik",
-        "nmi",
-        "mcc",
-        "ndcg",
-        "mrr",
-        *(
-            "prec",
-            "top1",
-            "top3",
-            "top5",
-            "top10",
-            "miou",
-            "jaccard",
-            "kappa",
-            "spearman",
-            "pearson",
-            "cider",
-            "meteor",
-        ),
-        *("chrf", "winrate", "purity", "hits", "ap", "ar"),
-        "sps",
-        "fps",
-        "throughput",
-        "lr",
-    }
-)
-_MIN_WORDS = frozenset(
-    {
-        "loss",
-        "error",
-        "err",
-        "l1",
-        "l2",
-        "mse",
-        "mae",
-        "rmse",
-        "nll",
-        "ppl",
-        "perplexity",
-        "bpb",
-        "bpc",
-        "kld",
-        "kl",
-        "cost",
-        "logloss",
-        "mape",
-        "brier",
-        "bic",
-        "aic",
-        "inertia",
-        "wer",
-        "cer",
-        "fid",
-        "time",
-        "regret",
-        *("bpd", "lpips", "fvd", "eer", "mpjpe", "crps", "smape", "rmsle", "deviance", "xent"),
-    }
-)
+_MAX_WORDS = frozenset({
+    "accuracy", "acc", "reward", "rew", "return", "returns", "ret", "success", "score", "survival", "alive", "r2",
+    "f1", "auc", "auroc", "bleu", "rouge", "iou", "dice", "map", "precision", "recall", "psnr", "ssim", "elo",
+    "elbo", "likelihood", "loglik", "nmi", "mcc", "ndcg", "mrr", "prec", "top1", "top3", "top5", "top10", "miou",
+    "jaccard", "kappa", "spearman", "pearson", "cider", "meteor", "chrf", "winrate", "purity", "hits", "ap", "ar",
+    "sps", "fps", "throughput", "lr",
+})  # fmt: skip
+_MIN_WORDS = frozenset({
+    "loss", "error", "err", "l1", "l2", "mse", "mae", "rmse", "nll", "ppl", "perplexity", "bpb", "bpc", "kld", "kl",
+    "cost", "logloss", "mape", "brier", "bic", "aic", "inertia", "wer", "cer", "fid", "time", "regret", "bpd",
+    "lpips", "fvd", "eer", "mpjpe", "crps", "smape", "rmsle", "deviance", "xent",
+})  # fmt: skip
 _NEGATED = frozenset({"neg", "negative"})
 METRIC_WORDS = _MAX_WORDS | _MIN_WORDS
 """Words in metric names that tell their direction."""
@@ -330,35 +255,17 @@ class Summariser:
         return None if running is None else running.result(tail)
 
 
-def objective_value(
-    measured: Summariser | Mapping[str, MetricSummary] | Mapping[str, Curve],
-    metric: str,
-    at: str = "last",
-    *,
-    directions: Directions | None = None,
-) -> float | None:
+def objective_value(measured: Summariser | Mapping[str, MetricSummary], metric: str, at: str = "last") -> float | None:
     """Return the value of the objective; None if the metric is missing.
 
     NaN is never a value: a run whose last point is not finite has no `last` and no `mean(k)`. Earlier points that are
     not finite are left out of the mean.
 
-    Args:
-        directions: The directions for `best` of a curve; summaries know theirs.
-
     Raises:
         LabError: `at` is not valid, or the summary has too few last values.
     """
     k = parse_at(at)
-    if isinstance(measured, Summariser):
-        summary = measured.summary(metric, tail=k or 0)
-    else:
-        entry = measured.get(metric)
-        if isinstance(entry, Curve):
-            summariser = Summariser(directions, kept=k or 1)
-            summariser.add({metric: entry})
-            summary = summariser.summary(metric, tail=k or 0)
-        else:
-            summary = entry
+    summary = measured.summary(metric, tail=k or 0) if isinstance(measured, Summariser) else measured.get(metric)
     if summary is None:
         return None
     if at == "first":
@@ -375,8 +282,8 @@ def objective_value(
     return _mean_of_last(summary.tail, k)
 
 
-def _mean_of_last(values: Sequence[float] | deque[float], k: int) -> float | None:
-    last = list(values)[-k:]
+def _mean_of_last(values: Sequence[float], k: int) -> float | None:
+    last = values[-k:]
     if not last or not isfinite(last[-1]):
         return None
     finite = [value for value in last if isfinite(value)]
@@ -396,7 +303,7 @@ def to_dict(summaries: Mapping[str, MetricSummary]) -> dict[str, dict[str, Any]]
     for name, summary in summaries.items():
         entry = {field: getattr(summary, field) for field in _FIELDS if field != "tail"}
         if summary.tail:
-            entry["tail"] = [value if isfinite(value) else _to_text(value) for value in summary.tail]
+            entry["tail"] = [to_json(value) for value in summary.tail]
         plain[name] = entry
     return plain
 
@@ -412,5 +319,8 @@ def from_dict(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricSummary
     return summaries
 
 
-def _to_text(value: float) -> str:
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+def to_json(value: Any) -> Any:
+    """Return a value as JSON can represent it: NaN and infinities become strings."""
+    if isinstance(value, float) and not isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value

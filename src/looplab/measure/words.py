@@ -28,22 +28,9 @@ ITERATIONS = frozenset({RANK["iter"], RANK["iteration"]})
 _NEVER = NOT_METRICS | {
     *("debug", "info", "warn", "warning", "error", "critical", "fatal", "trace"),
     *("cuda", "gpu", "cpu", "mps", "xpu", "tpu", "device", "localhost", "host", "port", "http", "https", "errno"),
-    *(
-        "pid",
-        "rank",
-        "local_rank",
-        "world_size",
-        "seed",
-        "line",
-        "version",
-        "date",
-        "data",
-        "v_num",
-        "dur",
-        "code",
-        "taken",
-    ),
-}
+    *("pid", "rank", "local_rank", "world_size", "seed", "line", "version", "date", "data", "v_num", "dur", "code"),
+    "taken",
+}  # fmt: skip
 """Names that are never metrics."""
 _NEVER_WORDS = frozenset({
     *("mem", "memory", "vram", "allocated", "reserved", "eta", "elapsed", "remaining", "speed", "port", "version"),

@@ -21,7 +21,7 @@ dollars = st.none() | st.integers(0, 1000).map(lambda cents: cents / 100)
 def account_of(answers: Iterable[Answer]) -> Account:
     account = Account()
     for one in answers:
-        account = account.add(one)
+        account = account.add(one.usage, ok=one.ok, seconds=one.seconds, attempts=one.attempts)
     return account
 
 

@@ -19,8 +19,8 @@ import pytest
 from agents_model import CACHED, INPUT, OUTPUT, PROVIDER, Hang, Model, Refuse, Say, Step, UseTool, new_home, program
 from tests.conftest import PATIENCE_S
 
-from looplab.agents.base import AgentSpec, Answer, Limits
-from looplab.agents.log import commands, final_message, kind_of, read_log
+from looplab.agents.base import AgentSpec, Answer, Command, Limits
+from looplab.agents.log import final_message, kind_of, read_log
 from looplab.agents.run import run_agent
 
 pytestmark = pytest.mark.agents
@@ -89,7 +89,7 @@ def test_a_turn_writes_a_file_by_a_real_tool(talk: Talk, home: Path, cli: str) -
     assert kind_of(answer.log) == cli
     assert final_message(read_log(answer.log)) == "done"
     if cli == "codex":
-        assert any("echo hello" in command for command in commands(read_log(answer.log)))
+        assert any(isinstance(event, Command) and "echo hello" in event.command for event in read_log(answer.log))
     else:
         assert answer.summary.files == ("hello.txt",)
         assert answer.usage.usd is not None

@@ -450,9 +450,9 @@ def test_an_agent_gets_little_of_the_environment_and_keys_only_by_name(ask: Ask)
         "CODEX_HOME": "/c",
     }
     body = 'message(json.dumps(sorted(os.environ))); tell(type="turn.completed")'
-    names = json.loads(ask(body, environ=environ, env=("OPENAI_API_KEY",), extra_env={"LOOPLAB_LAB": "/lab"}).text)
+    names = json.loads(ask(body, environ=environ, env=("OPENAI_API_KEY",)).text)
     assert {*names} - {"LC_CTYPE"} == {
-        "PATH", "HOME", "OPENAI_API_KEY", "CODEX_HOME", "LOOPLAB_LAB", "LOOPLAB_AGENT_LOG", "TMPDIR",
+        "PATH", "HOME", "OPENAI_API_KEY", "CODEX_HOME", "LOOPLAB_AGENT_LOG", "TMPDIR",
     }  # fmt: skip
     with pytest.raises(LabError, match="MISSING_KEY"):
         ask(body, environ=environ, env=("MISSING_KEY",))

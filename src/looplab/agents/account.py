@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-from looplab.agents.base import Answer, Limits, Summary, TokenPrice, Usage
+from looplab.agents.base import Limits, TokenPrice, Usage
 from looplab.agents.log import read_usage
 from looplab.ledger.view import StudyView
 
@@ -149,19 +148,18 @@ class Account:
     """Calls with tokens but without dollars; `usd` does not include them."""
     seconds: float = 0.0
 
-    def add(self, answer: Answer) -> Account:
+    def add(self, usage: Usage, *, ok: bool, seconds: float, attempts: int) -> Account:
         """Return the account with one more call."""
-        usage = answer.usage
         return Account(
             self.calls + 1,
-            self.failed + (not answer.ok),
-            self.attempts + answer.attempts,
+            self.failed + (not ok),
+            self.attempts + attempts,
             self.input_tokens + usage.input_tokens,
             self.cached_input_tokens + usage.cached_input_tokens,
             self.output_tokens + usage.output_tokens,
             self.usd + (usage.usd or 0.0),
             self.unpriced + (usage.usd is None and bool(usage.input_tokens or usage.output_tokens)),
-            self.seconds + answer.seconds,
+            self.seconds + seconds,
         )
 
     @property
@@ -192,7 +190,8 @@ def account_of(study: StudyView) -> Account:
     for call in study.agent_calls():
         answer = call["answer"]
         if answer is not None:
-            usage = read_usage(answer["usage"])
-            seconds, attempts = answer.get("seconds", 0.0), answer.get("attempts", 1)
-            account = account.add(Answer(answer["ok"], "", "", usage, None, Summary(), seconds, attempts, None, Path()))
+            account = account.add(
+                read_usage(answer["usage"]), ok=answer["ok"], seconds=answer.get("seconds", 0.0),
+                attempts=answer.get("attempts", 1),
+            )  # fmt: skip
     return account

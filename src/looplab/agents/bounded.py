@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -33,11 +34,9 @@ class BoundedLog:
         self._held_size = 0
         self._dropped = [0, 0]
         self._is_full = False
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by __exit__)
-        except OSError as error:
-            raise LabError(f"the agent's log cannot be written: {error.strerror}", file=path) from None
 
     def __enter__(self) -> BoundedLog:
         return self
@@ -93,7 +92,14 @@ class BoundedLog:
         return data
 
     def _write(self, data: bytes) -> None:
-        try:
+        with writing(self._path):
             self._file.write(data)
-        except OSError as error:
-            raise LabError(f"the agent's log cannot be written: {error.strerror}", file=self._path) from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into a LabError that names the log."""
+    try:
+        yield
+    except OSError as error:
+        raise LabError(f"the agent's log cannot be written: {error.strerror}", file=path) from None

@@ -383,7 +383,7 @@ class CallGuard:
         free = not self._confinement.is_complete
         self._snapshot = FileSnapshot(guarded, keeps=free, earlier=self._snapshot)
         if free:
-            self._save(call, {"ended": list(self._ended), "files": self._snapshot.digests(), "points": self._pointers})
+            self._save(call)
 
     def finish(self) -> None:
         """Compare the files once no process of the agent is left."""
@@ -450,19 +450,18 @@ class CallGuard:
         if self._snapshot is None:
             return {}
         # A restored file looks unchanged: record the finding first, in case the engine is killed here.
-        files_before = self._snapshot.digests()
         found = [(str(change.path), change.how) for change in blamed]
-        state = {"ended": list(self._ended), "files": files_before, "points": self._pointers}
-        self._save(call, {**state, "void": void, "changes": found})
+        self._save(call, {"void": void, "changes": found})
         points = {self._outputs / name: run for name, run in _pointing(record).items() if run is not None}
         files = [change for change in blamed if change.path not in points]
-        restored = self._snapshot.restore(files, self._lab / ".looplab" / QUARANTINE / call)
+        quarantine = self._lab / ".looplab" / QUARANTINE / call
+        restored = self._snapshot.restore(files, quarantine)
         for change in blamed:
             if restored.get(change.path) is False and change.path.parent == real_path(self._outputs) / MODELS:
-                aside = self._lab / ".looplab" / QUARANTINE / call / _relative(change.path, self._lab)
+                aside = quarantine / _relative(change.path, self._lab)
                 restored[change.path] = self._copy_again(record, change.path, aside)
             if change.path in points:
-                _put_aside(change.path, self._lab / ".looplab" / QUARANTINE / call / change.path.name)
+                _put_aside(change.path, quarantine / change.path.name)
                 folder.point(self._outputs, change.path.name, points[change.path])
                 restored[change.path] = True
         return restored
@@ -546,10 +545,13 @@ class CallGuard:
     def _state(self, call: str) -> Path:
         return self._lab / ".looplab" / CALLS / f"{call}.json"
 
-    def _save(self, call: str, state: Mapping[str, Any]) -> None:
+    def _save(self, call: str, found: Mapping[str, Any] | None = None) -> None:
+        """Write what an engine that continues this one needs to compare the files; `found`: what differs."""
+        assert self._snapshot is not None
         path = self._state(call)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, dump_json(dict(state)))
+        state = {"ended": list(self._ended), "files": self._snapshot.digests(), "points": self._pointers}
+        write_atomic(path, dump_json({**state, **(found or {})}))
 
 
 def _pointed(outputs: Path, name: str) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.adapters import adapter_names, find_adapter
-from looplab.agents.base import AgentEvent, AgentSession, Answer, Command, End, Message, Output, Summary, Trouble, Usage
+from looplab.agents.base import AgentEvent, AgentSession, Answer, End, Message, Summary, Trouble, Usage
 from looplab.agents.lines import LONGEST_RECORD, Lines, decode
 from looplab.errors import LabError
 
@@ -76,18 +76,6 @@ def read_usage(data: Any) -> Usage:
     known = {"input_tokens", "cached_input_tokens", "output_tokens", "usd"}
     pairs = data.items() if isinstance(data, dict) else ()
     return Usage(**{key: value for key, value in pairs if key in known and type(value) in (int, float)})
-
-
-def commands(events: Iterable[AgentEvent]) -> Iterator[str]:
-    return (event.command for event in events if isinstance(event, Command))
-
-
-def outputs(events: Iterable[AgentEvent]) -> Iterator[Output]:
-    return (event for event in events if isinstance(event, Output))
-
-
-def messages(events: Iterable[AgentEvent]) -> Iterator[str]:
-    return (event.text for event in events if isinstance(event, Message))
 
 
 def final_message(events: Iterable[AgentEvent]) -> str:

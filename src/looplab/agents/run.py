@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from looplab.agents import command, confine
 from looplab.agents.account import Meter, plus, priced
@@ -45,7 +45,7 @@ from looplab.agents.base import (
     Usage,
     is_rate_limit,
 )
-from looplab.agents.bounded import BoundedLog
+from looplab.agents.bounded import BoundedLog, writing
 from looplab.agents.lines import Scrubber, decode
 from looplab.agents.process import MARK, AgentProcess
 from looplab.agents.sandbox import confinement_of, writable_folders
@@ -140,7 +140,6 @@ def run_agent(
     limits: Limits | None = None,
     resume: AgentSession | None = None,
     schema: Mapping[str, Any] | None = None,
-    extra_env: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     on_event: Callable[[AgentEvent], None] | None = None,
     stop: threading.Event | None = None,
@@ -157,7 +156,6 @@ def run_agent(
         limits: Limits of the call.
         resume: AgentSession to continue; None starts a new one.
         schema: JSON schema of the final message.
-        extra_env: More environment variables for the agent.
         environ: The environment, `os.environ` by default.
         on_event: Called with each event.
         stop: Ends the agent once set, from another thread.
@@ -183,9 +181,8 @@ def run_agent(
         raise LabError(f"the agent's folder {cwd} does not exist")
     with tempfile.TemporaryDirectory(prefix="looplab-agent-", ignore_cleanup_errors=True) as scratch:
         os.mkdir(f"{scratch}/{TEMPORARY}")
-        extra_env = {**(extra_env or {}), "TMPDIR": f"{scratch}/{TEMPORARY}"}
-        call = _AgentCall(spec, limits, cwd, log, environ, {**(extra_env or {})}, on_event, stop or threading.Event())
-        return call.run(prompt, resume, schema, Path(scratch), sleep or call.stop.wait, chance)
+        call = _AgentCall(spec, limits, cwd, log, environ, Path(scratch), on_event, stop or threading.Event())
+        return call.run(prompt, resume, schema, sleep or call.stop.wait, chance)
 
 
 class _AgentCall:
@@ -198,7 +195,7 @@ class _AgentCall:
         cwd: Path,
         log: Path,
         environ: Mapping[str, str],
-        extra_env: dict[str, str],
+        scratch: Path,
         on_event: Callable[[AgentEvent], None] | None,
         stop: threading.Event,
     ) -> None:
@@ -207,9 +204,10 @@ class _AgentCall:
         self.cwd = cwd
         self.log = log.absolute()
         self.adapter = find_adapter(spec.cli)
-        self.env = {**agent_env(spec, environ), **extra_env, MARK: str(self.log)}
+        self.scratch = scratch
+        self.env = {**agent_env(spec, environ), "TMPDIR": f"{scratch}/{TEMPORARY}", MARK: str(self.log)}
         self.program = find_program(spec, environ.get("PATH"))
-        self.scrubber = Scrubber({**environ, **extra_env}, spec.env)
+        self.scrubber = Scrubber(environ, spec.env)
         self.on_event = on_event
         self.stop = stop
         self.started = time.monotonic()
@@ -223,11 +221,10 @@ class _AgentCall:
         prompt: str,
         resume: AgentSession | None,
         schema: Mapping[str, Any] | None,
-        scratch: Path,
         sleep: Callable[[float], object],
         chance: Callable[[], float],
     ) -> Answer:
-        prompt = self.scrubber.text(prompt)
+        prompt, scratch = self.scrubber.text(prompt), self.scratch
         folders = [scratch / TEMPORARY, *writable_folders(self.spec, self.cwd)]
         request = Request(
             resume.id if resume else None, schema, usd=self.limits.usd, env=self.env, writable=tuple(map(str, folders))
@@ -385,24 +382,13 @@ class _AgentCall:
     def _printed(self, line: str) -> str:
         return json.dumps({"type": command.OUTPUT, "text": self.scrubber.text(line)}, ensure_ascii=False)
 
-    def _open(self, path: Path) -> IO[bytes]:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return append_own(path)
-        except OSError as error:
-            raise LabError(f"the agent's log cannot be written: {error.strerror}", file=path) from None
-
-    def _write(self, file: IO[bytes], line: str) -> None:
-        try:
-            file.write(line.encode() + b"\n")
-        except OSError as error:
-            raise LabError(f"the agent's log cannot be written: {error.strerror}", file=self.log) from None
-
     def _log_record(self, record: Mapping[str, Any]) -> None:
         """Append a record of looplab's own; adapters ignore it."""
-        with self._open(self.log) as file:
-            clean = self.scrubber.value({**record, "at": round(time.time(), 3)})
-            self._write(file, json.dumps(clean, ensure_ascii=False))
+        clean = self.scrubber.value({**record, "at": round(time.time(), 3)})
+        with writing(self.log):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with append_own(self.log) as file:
+                file.write(json.dumps(clean, ensure_ascii=False).encode() + b"\n")
 
     def _begin(self, argv: list[str], prompt: str) -> None:
         start = {"cli": self.spec.cli, "argv": redact_argv(argv), "cwd": str(self.cwd), "prompt": prompt}

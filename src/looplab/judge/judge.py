@@ -36,6 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 from looplab.errors import LabError
@@ -302,6 +303,12 @@ class _Session:
         for number in range(len(side.values), len(side.values) + n):
             self.request(side.candidate, number, why)
 
+    def request_other_seeds(self, side: _Side, n: int, why: str) -> None:
+        """Request runs with the first n seeds, after that of the base, that the candidate has not run with."""
+        unused = (number for number in count(1) if number not in side.values)
+        for number in islice(unused, n):
+            self.request(side.candidate, number, why)
+
     def close_test(self, test: OpenTest) -> None:
         """Close a test that was not won and spend its whole alpha.
 
@@ -326,17 +333,10 @@ class _Session:
         self._tripwires(champion)
         if champion is None or not ready:
             return
-        if self.settings.by == "ratchet":
+        rules = {"ratchet": self._ratchet, "deterministic": self._confirm, "mean": self._compare_means}
+        if self.settings.by in rules:
             for side in self.pending():
-                self._ratchet(side)
-            return
-        if self.settings.by == "deterministic":
-            for side in self.pending():
-                self._confirm(side)
-            return
-        if self.settings.by == "mean":
-            for side in self.pending():
-                self._compare_means(side)
+                rules[self.settings.by](side)
             return
         # A promotion changes what the others are compared with, and a replayed challenger may already have its
         # replicates: repeat until nothing changes.
@@ -413,14 +413,8 @@ class _Session:
     def _request_baseline(self, side: _Side, missing: int) -> None:
         if self.first_seed is None:
             self.request_unpaired(side, missing, "the noise floor: the base again")
-            return
-        why = "the noise floor: the base with another seed"
-        number = 0
-        while missing:
-            number += 1
-            if number not in side.values:
-                self.request(side.candidate, number, why)
-                missing -= 1
+        else:
+            self.request_other_seeds(side, missing, "the noise floor: the base with another seed")
 
     def _tripwires(self, champion: _Side | None) -> None:
         for candidate in self.repeats:
@@ -536,16 +530,11 @@ class _Session:
         n = 1
         if effect > 0:
             missing = k - len(side.replicates)
-            number = 0
-            while missing > 0:
-                number += 1
+            if missing > 0:
                 if self.first_seed is None:
                     self.request_unpaired(side, missing, f"{k} repeats of {side.run}, for its mean")
-                    return
-                if number != side.trial_number and number not in side.values:
-                    self.request(side.candidate, number, f"repeat of {side.run}, for the mean of {k}")
-                    missing -= 1
-            if len(side.replicates) < k:
+                else:
+                    self.request_other_seeds(side, missing, f"repeat of {side.run}, for the mean of {k}")
                 return
             effect, n = stats.mean(side.replicates) - stats.mean(champion.replicates or champion.finite), k
         summary = f"{_fmt_effect(effect, self.sigma)} than {champion.run}"

@@ -98,14 +98,14 @@ def t_quantile(tail: float, freedom: float) -> float:
     return 0.5 * (low + high)
 
 
-def largest_rate(hits: int, n: int, level: float = 0.95) -> float:
-    """Return the upper end of the one-sided confidence interval of a probability, after `hits` in n trials."""
+def largest_rate(hits: int, n: int) -> float:
+    """Return the upper end of the one-sided 95 % confidence interval of a probability, after `hits` in n trials."""
     if hits >= n:
         return 1.0
     low, high = hits / n, 1.0
     for _ in range(50):
         middle = 0.5 * (low + high)  # the probability of at most `hits` hits is 1 - I_p(hits + 1, n - hits)
-        low, high = (middle, high) if incomplete_beta(hits + 1, n - hits, middle) < level else (low, middle)
+        low, high = (middle, high) if incomplete_beta(hits + 1, n - hits, middle) < 0.95 else (low, middle)
     return high
 
 
@@ -125,12 +125,11 @@ class Comparison:
     n: int
     """Number of pairs; unpaired: runs of the challenger."""
 
-    def p(self, above: float = 0.0) -> float:
-        """Return the one-sided p-value of the null hypothesis that the true effect is at most `above`."""
-        gain = self.effect - above
+    def p(self) -> float:
+        """Return the one-sided p-value of the null hypothesis that the true effect is at most 0."""
         if self.error == 0.0:
-            return 0.0 if gain > 0 else 1.0
-        return t_tail(gain / self.error, self.freedom)
+            return 0.0 if self.effect > 0 else 1.0
+        return t_tail(self.effect / self.error, self.freedom)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the two-sided confidence interval of the effect."""

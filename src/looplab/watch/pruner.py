@@ -184,9 +184,4 @@ def _optuna_pruner(settings: PruneConfig) -> BasePruner:
     if settings.pruner == "hyperband":
         max_resource: int | str = "auto" if settings.max_resource is None else settings.max_resource
         return HyperbandPruner(settings.min_resource, max_resource, settings.reduction_factor)
-    lower, upper = settings.lower, settings.upper
-    if lower is None and upper is None:
-        raise LabError("a threshold pruner needs lower or upper", hint="as in prune: {pruner: threshold, upper: 10}")
-    if lower is not None and upper is not None and lower > upper:
-        raise LabError(f"a threshold pruner with lower {lower:g} above upper {upper:g} prunes every run")
-    return ThresholdPruner(lower, upper)
+    return ThresholdPruner(settings.lower, settings.upper)

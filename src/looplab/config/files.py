@@ -140,10 +140,10 @@ class Document:
         """Return the document in its own format."""
         return _dump(self.data, self.form, self.path, self.style).decode()
 
-    def save(self, path: Path, *, sync: bool = True) -> None:
+    def save(self, path: Path) -> None:
         """Write the document; a path with the suffix of another format gets the plain data in that format."""
         form = _form(path)
-        write_atomic(path, _dump(self.data if form == self.form else self.plain(), form, path, self.style), sync=sync)
+        write_atomic(path, _dump(self.data if form == self.form else self.plain(), form, path, self.style))
 
 
 def dump_config(path: Path, data: Any) -> bytes:

@@ -125,6 +125,21 @@ class EnvGroup:
         """Whether the process's global random generators belong to these envs, and so to their snapshots."""
         self._progress = 0.0
 
+    def build(self, on_built: Callable[[], object] = lambda: None) -> Env:
+        """Make the envs and return the first; `on_built` is called after each.
+
+        Raises:
+            LabError: Their spaces differ.
+        """
+        for env_fn in self.env_fns:
+            self.envs.append(env_fn())
+            on_built()
+        one = self.envs[0]
+        for i, env in enumerate(self.envs, self.first):
+            if (env.observation_space, env.action_space) != (one.observation_space, one.action_space):
+                raise LabError(f"the spaces of environment {i} differ from those of environment {self.first}")
+        return one
+
     def attach(self, block: SharedBlock, worker: int) -> None:
         """Use this block for actions, results and status."""
         end = self.first + len(self.env_fns)

@@ -15,6 +15,7 @@ import numbers
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -297,7 +298,8 @@ def to_parquet(
         import pyarrow.parquet as pq
 
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for batch in _batches(read_rows(jsonl)):
+            rows = read_rows(jsonl)
+            while batch := list(islice(rows, PARQUET_BATCH_ROWS)):
                 arrays = [
                     pa.array([_to_type(row.get(field.name), columns[field.name]) for row in batch], field.type)
                     for field in schema
@@ -328,17 +330,6 @@ def _to_type(value: Any, column_type: str) -> Any:
     if not math.isfinite(number):
         return None
     return bool(number) if column_type == "bool" else int(number)
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == PARQUET_BATCH_ROWS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def render_docs() -> str:

@@ -186,11 +186,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _build_local_envs(self) -> None:
         group = EnvGroup(self._env_fns, 0, self.autoreset_mode, self._info_fields)
-        group.envs = [env_fn() for env_fn in self._env_fns]
-        one = group.envs[0]
-        for i, env in enumerate(group.envs):
-            if (env.observation_space, env.action_space) != (one.observation_space, one.action_space):
-                raise LabError(f"the spaces of environment {i} differ from those of environment 0")
+        one = group.build()
         self._set_spaces(one.observation_space, one.action_space, one.metadata, one.render_mode)
         spaces = (one.observation_space, one.action_space)
         self._block = SharedBlock(spaces, self.num_envs, workers=1, info_fields=len(self._info_fields))

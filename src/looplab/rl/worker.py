@@ -30,7 +30,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from looplab.errors import LabError
 from looplab.rl.group import EMPTY_REPLY, EnvCommand, EnvGroup, EnvReply
 from looplab.rl.shared import (
     COMMAND,
@@ -202,13 +201,7 @@ def _build_envs(spec: WorkerSpec, replies: int) -> EnvGroup:
         gym.registry.setdefault(env_spec.id, env_spec)
     group = EnvGroup(env_fns, spec.first, spec.autoreset_mode, spec.info_fields)
     group.owns_global_rngs = True
-    for env_fn in env_fns:
-        group.envs.append(env_fn())
-        os.write(replies, BUILT)
-    one = group.envs[0]
-    for i, env in enumerate(group.envs):
-        if env.observation_space != one.observation_space or env.action_space != one.action_space:
-            raise LabError(f"the spaces of environment {spec.first + i} differ from those of environment {spec.first}")
+    group.build(lambda: os.write(replies, BUILT))
     return group
 
 

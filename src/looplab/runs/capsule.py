@@ -201,9 +201,7 @@ class Capsules:
         """Return a changed file that goes through a git filter (git-lfs, for example), or None; its patch is wrong."""
         names = self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, "--", ".", where=where)
         top = Path(env["GIT_WORK_TREE"])
-        attributes = git_bytes(
-            top, "check-attr", "-z", "--stdin", "filter", env=env, stdin=names, timeout=GIT_S, alone=True
-        )
+        attributes = self._ask(env, "check-attr", "-z", "--stdin", "filter", stdin=names, where=top)
         parts = attributes.decode(errors="replace").split("\0")
         driven = (name for name, value in zip(parts[::3], parts[2::3], strict=False) if value not in NO_FILTER)
         return next(driven, None)
@@ -298,9 +296,8 @@ class Fingerprints:
         return hashlib.sha256(json.dumps(self.now()).encode()).hexdigest()[:16] if self._paths else ""
 
     def _hash(self, path: Path) -> str:
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         try:
-            stamps = tuple((str(f), (s := f.stat()).st_size, s.st_mtime_ns) for f in files)
+            stamps = tuple((str(f), (s := f.stat()).st_size, s.st_mtime_ns) for f in _files_of(path))
             known = self._known.get(path)
             if known is None or known[0] != stamps:
                 known = self._known[path] = (stamps, hash_tree(path))
@@ -355,11 +352,15 @@ def _gpus() -> list[str]:
         return []
 
 
+def _files_of(path: Path) -> list[Path]:
+    """Return the files below a folder in a fixed order, or the file itself."""
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
 def hash_tree(path: Path) -> str:
     """Return one hash of a file, or of all files below a folder with their names."""
     total = hashlib.sha256()
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    for file in files:
+    for file in _files_of(path):
         with open_regular(file) as stream:
             total.update(str(file.relative_to(path)).encode() + b"\0")
             total.update(hashlib.file_digest(stream, "sha256").digest())

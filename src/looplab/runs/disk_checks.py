@@ -42,9 +42,8 @@ class Mount:
     @property
     def cache_s(self) -> float | None:
         """Seconds for which this host may not see what another host has created or changed; None: unknown."""
-        for option in self.options:
-            if option == "noac" or re.fullmatch(r"actimeo=0", option):
-                return 0.0
+        if not {"noac", "actimeo=0"}.isdisjoint(self.options):
+            return 0.0
         limits = [re.fullmatch(r"(?:actimeo|acregmax|acdirmax)=(\d+)", option) for option in self.options]
         found = [float(limit[1]) for limit in limits if limit is not None]
         return max(found) if found else CACHE_S.get(self.kind.partition(".")[0])

@@ -164,9 +164,8 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
         mode = PRIVATE if name in private else 0o644
         descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            if os.write(descriptor, files[name]) != len(
-                files[name]
-            ):  # a full disk may accept a part and report no error
+            # A full disk may accept a part and report no error.
+            if os.write(descriptor, files[name]) != len(files[name]):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             error.filename = f"{target}/{name}"
@@ -454,7 +453,7 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
         if content is not None:
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, content, sync=False)
-        original = content is not None and hashlib.sha256(content).hexdigest() == digest
+        original = content is not None and hash_bytes(content) == digest
         changes.append(RecordChange(name, digest, found, original))
     return changes
 

@@ -17,6 +17,8 @@ import stat
 from _thread import RLock  # threading.RLock; importing threading would take longer than importing trainkit
 from time import time
 
+from looplab.trainkit.atomic import atomic_write
+
 try:
     # The function json.dumps uses for strings. Importing json takes longer than importing trainkit; importing it with
     # the first row would break a signal handler that logs during that import.
@@ -121,20 +123,9 @@ class Logger:
         """Write `trainer_summary.json` next to the metrics, atomically. A later call replaces it."""
         flat = _flatten({**_as_dict(metrics), **values})
         body = ",\n".join(f"  {_quote(name)}: {value}" for name, value in flat.items())
-        path = os.path.join(os.path.dirname(self.path), "trainer_summary.json")
-        temporary = f"{path}.{os.getpid()}.tmp"
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        content = f"{{\n{body}\n}}\n" if flat else "{}\n"
         with _lock:
-            try:
-                with open(temporary, "w", encoding="utf-8") as file:
-                    file.write(f"{{\n{body}\n}}\n" if flat else "{}\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                if os.path.exists(temporary):
-                    os.unlink(temporary)
-                raise
+            atomic_write(os.path.join(os.path.dirname(self.path), "trainer_summary.json"), content.encode())
 
     def truncate(self, size: int) -> None:
         """Truncate the file to its first `size` bytes, so that a resumed trainer does not log steps twice.

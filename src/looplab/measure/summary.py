@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, Literal
@@ -138,8 +138,6 @@ class MetricSummary:
     """The largest value."""
     mean: float | None = None
     """The mean of all values."""
-    tail: tuple[float, ...] = ()
-    """The last values, including NaN and infinities, as many as requested; used by `mean(k)`."""
 
 
 class _RunningSummary:
@@ -203,7 +201,7 @@ class _RunningSummary:
         self.total += total
         self.n += len(values)
 
-    def result(self, tail: int) -> MetricSummary:
+    def result(self) -> MetricSummary:
         delta = pct = None
         if self.n >= 2 and self.first is not None and self.last is not None:
             delta = _finite(self.last - self.first)
@@ -223,7 +221,6 @@ class _RunningSummary:
             min=self.min,
             max=self.max,
             mean=_finite(self.total / self.n) if self.n else None,
-            tail=tuple(self.tail)[-tail:] if tail else (),
         )
 
 
@@ -245,14 +242,32 @@ class Summariser:
                 running = self._running[name] = _RunningSummary(self._kept)
             running.add(curve, self._directions.goal(name))
 
-    def result(self, *, tail: int = 0) -> dict[str, MetricSummary]:
-        """Return the summaries by name, each with the last `tail` values."""
-        return {name: running.result(tail) for name, running in self._running.items()}
+    def result(self) -> dict[str, MetricSummary]:
+        """Return the summaries by name."""
+        return {name: running.result() for name, running in self._running.items()}
 
-    def summary(self, metric: str, *, tail: int = 0) -> MetricSummary | None:
+    def summary(self, metric: str) -> MetricSummary | None:
         """Return the summary of one metric; None if it was not measured."""
         running = self._running.get(metric)
-        return None if running is None else running.result(tail)
+        return None if running is None else running.result()
+
+    def mean_of_last(self, metric: str, k: int) -> float | None:
+        """Return the mean of the last k values without those that are not finite; None if the metric was not measured,
+        or its last value is not finite.
+
+        Raises:
+            LabError: Fewer than k values are kept.
+        """
+        running = self._running.get(metric)
+        if running is None:
+            return None
+        if len(running.tail) < min(k, running.n + running.nan):
+            raise _missing_values(metric, k)
+        last = list(running.tail)[-k:]
+        if not last or not isfinite(last[-1]):
+            return None
+        finite = [value for value in last if isfinite(value)]
+        return _finite(sum(finite) / len(finite))
 
 
 def objective_value(measured: Summariser | Mapping[str, MetricSummary], metric: str, at: str = "last") -> float | None:
@@ -262,32 +277,25 @@ def objective_value(measured: Summariser | Mapping[str, MetricSummary], metric: 
     not finite are left out of the mean.
 
     Raises:
-        LabError: `at` is not valid, or the summary has too few last values.
+        LabError: `at` is not valid, or needs last values that are not there.
     """
     k = parse_at(at)
-    summary = measured.summary(metric, tail=k or 0) if isinstance(measured, Summariser) else measured.get(metric)
+    if isinstance(measured, Summariser) and k is not None:
+        return measured.mean_of_last(metric, k)
+    summary = measured.summary(metric) if isinstance(measured, Summariser) else measured.get(metric)
     if summary is None:
         return None
     if at == "first":
         return summary.first
     if at == "best":
         return summary.best
-    if k is None:
-        return None if summary.last_is_nan else summary.last
-    if len(summary.tail) < min(k, summary.n + summary.nan):
-        raise LabError(
-            f"{at} of {metric!r} needs the last {k} values, but the summary has {len(summary.tail)}",
-            hint=f"summarise with tail={k} and at least as many kept",
-        )
-    return _mean_of_last(summary.tail, k)
+    if k is not None:
+        raise _missing_values(metric, k)
+    return None if summary.last_is_nan else summary.last
 
 
-def _mean_of_last(values: Sequence[float], k: int) -> float | None:
-    last = values[-k:]
-    if not last or not isfinite(last[-1]):
-        return None
-    finite = [value for value in last if isfinite(value)]
-    return _finite(sum(finite) / len(finite))
+def _missing_values(metric: str, k: int) -> LabError:
+    return LabError(f"mean({k}) of {metric!r} needs the last {k} values, which are not kept")
 
 
 def _finite(value: float) -> float | None:
@@ -298,29 +306,13 @@ _FIELDS = tuple(field.name for field in fields(MetricSummary))
 
 
 def to_dict(summaries: Mapping[str, MetricSummary]) -> dict[str, dict[str, Any]]:
-    """Return plain values for JSON; NaN and infinities, which only `tail` may contain, become strings."""
-    plain: dict[str, dict[str, Any]] = {}
-    for name, summary in summaries.items():
-        entry = {field: getattr(summary, field) for field in _FIELDS if field != "tail"}
-        if summary.tail:
-            entry["tail"] = [to_json(value) for value in summary.tail]
-        plain[name] = entry
-    return plain
+    """Return plain values for JSON."""
+    return {name: {field: getattr(summary, field) for field in _FIELDS} for name, summary in summaries.items()}
 
 
 def from_dict(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricSummary]:
     """Return the summaries from the output of `to_dict`; unknown fields are ignored."""
-    summaries = {}
-    for name, entry in plain.items():
-        known = {field: entry[field] for field in _FIELDS if field in entry}
-        if "tail" in known:
-            known["tail"] = tuple(float(value) for value in known["tail"])
-        summaries[name] = MetricSummary(**known)
-    return summaries
-
-
-def to_json(value: Any) -> Any:
-    """Return a value as JSON can represent it: NaN and infinities become strings."""
-    if isinstance(value, float) and not isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return {
+        name: MetricSummary(**{field: entry[field] for field in _FIELDS if field in entry})
+        for name, entry in plain.items()
+    }

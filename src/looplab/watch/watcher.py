@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from looplab import plugins
@@ -13,7 +14,7 @@ from looplab.config.lab import AlertConfig, ObjectiveConfig, WatchRule
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.measure.base import Batch
-from looplab.measure.summary import Directions, Goal, to_json
+from looplab.measure.summary import Directions, Goal
 from looplab.watch.conditions import (
     BudgetUsed,
     Condition,
@@ -67,7 +68,7 @@ class Alarm:
             "run": self.run_id,
             "step": self.step,
             "text": self.text,
-            "values": {name: to_json(value) for name, value in self.values.items()},
+            "values": {name: _plain(value) for name, value in self.values.items()},
             "stops": self.stops,
             "requeue": list(self.requeue),
             "note": self.note,
@@ -327,3 +328,9 @@ def _label(rule: WatchRule) -> str:
     if seconds is not None:
         return f"{rule.kind} {seconds:g} s"
     return f"nan {', '.join(rule.nan)}" if isinstance(rule.nan, list) else rule.kind
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -27,6 +27,7 @@ from looplab.ledger.roles import Origin, Role
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
 from looplab.ledger.writers.runs import keep_config
 from looplab.runs import folder
+from looplab.runs.code import name_files
 from looplab.untrusted import UntrustedError, dump_json
 
 MAX_DIGITS = 12
@@ -366,9 +367,8 @@ def _with_key(key: Key, row: Facts) -> Facts:
 def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
     """Return the row of a run: from the chain, else from its folder, which also knows what happened since."""
     recorded = replay.runs.get(key)
-    about, summary, process, exit_ = (
-        _read_json_or_empty(run_dir, name) for name in ("run.json", "summary.json", "process.json", "exit.json")
-    )
+    names = ("run.json", "summary.json", "process.json", "exit.json")
+    about, summary, process, exit_ = (folder.read_json(run_dir, name, strict=False) for name in names)
     objective, verdict, devices = summary.get("objective"), summary.get("verdict"), about.get("devices")
     config_hash, proposer = _text(about, "config_hash") or "", _text(about, "proposer") or "?"
     row = {
@@ -408,13 +408,6 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
         newer_in_folder = set()
     known = {column: value for column, value in recorded.items() if column not in newer_in_folder}
     return row | {column: old[column] for column in ("pid", "host", "job") if old.get(column)} | known
-
-
-def _read_json_or_empty(run_dir: Path, name: str) -> dict[str, Any]:
-    try:
-        return folder.read_json(run_dir, name)
-    except (LabError, OSError):
-        return {}
 
 
 def _text(data: Mapping[str, Any], key: str) -> str | None:
@@ -472,11 +465,11 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
     study, run = key
     if row["proposal"] is not None:
         return 0
-    about = _read_json_or_empty(run_dir, "run.json")
+    about = folder.read_json(run_dir, "run.json", strict=False)
     source = _text(about, "source")
-    overrides = about.get("edits") or _read_json_or_empty(run_dir, folder.EARLY_EDITS).get("edits")
+    overrides = about.get("edits") or folder.read_json(run_dir, folder.EARLY_EDITS, strict=False).get("edits")
     edits = [edit for edit in overrides if isinstance(edit, str)] if isinstance(overrides, list) else []
-    job = {"job": _read_json_or_empty(run_dir, "config.json")} if row["proposer"] == Origin.JOB else {}
+    job = {"job": folder.read_json(run_dir, "config.json", strict=False)} if row["proposer"] == Origin.JOB else {}
     if source is not None:
         sql, parameters = "source=?", [source]
     else:  # from a person or an agent; the chain only lost that it became a run
@@ -622,8 +615,7 @@ def check_folders(ledger: Ledger, lab: Path, study: str) -> None:
     """
     unknown = unknown_folders(ledger, lab, study)
     if unknown:
-        named = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
-        why = f"the ledger does not know {len(unknown)} run folder(s) of this study: {named}"
+        why = f"the ledger does not know {len(unknown)} run folder(s) of this study: {name_files(unknown, 3)}"
         raise DamagedError(why, file=ledger.path, hint=REPAIR)
 
 

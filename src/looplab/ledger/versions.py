@@ -9,6 +9,7 @@ from typing import Any
 from looplab.errors import LabError
 from looplab.ledger.catalogue import LedgerForgedEvent
 from looplab.ledger.ledger import Event, Ledger
+from looplab.runs.code import name_files
 from looplab.runs.git import COMMIT, GIT_S, PLAIN_DIFF, git, isolated
 
 STUDY = "iterate"
@@ -114,5 +115,4 @@ def _why_changed(row: Facts, lab: Path, env: dict[str, str]) -> str | None:
     if git(lab, "rev-parse", "--verify", "--end-of-options", f"{commit}:./{folder}", env=env, ok=True) != row["code"]:
         return "its code is not in git any more"
     changed = git(lab, "diff", *PLAIN_DIFF, "--name-only", commit, "--", folder, env=env).splitlines()
-    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    return f"its code is not what was judged: {', '.join(changed[:3])}{more}" if changed else None
+    return f"its code is not what was judged: {name_files(changed, 3)}" if changed else None

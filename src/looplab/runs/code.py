@@ -127,7 +127,7 @@ def _read_listing(study: Path, name: object) -> dict[str, str] | None:
     return listing if isinstance(listing, dict) else None
 
 
-def name_files(names: list[str]) -> str:
+def name_files(names: list[str], shown: int = SHOWN) -> str:
     """Return the first few names and the number of the others."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -42,8 +42,6 @@ FORMS: dict[str, dict[str, type]] = {
 """Expected types of keys in JSON files of the record, which a run can overwrite; every key is optional."""
 REQUIRED = {"first", "last", "best", "best_step", "delta", "pct", "n", "nan", "last_is_nan"}
 """Required keys of a metric in a summary."""
-WORDS = ("NaN", "Infinity", "-Infinity")
-"""Texts for values that JSON cannot represent."""
 SHARED = "_shared"
 """Folder next to the runs of a study for files that many runs share, named by their hash."""
 
@@ -259,13 +257,10 @@ def _find_problem(name: str, data: object) -> str | None:
 
 
 def _is_metric(metric: Mapping[str, object]) -> bool:
-    tail = metric.get("tail", [])
     return (
         isinstance(metric.get("n"), int)
         and metric.keys() >= REQUIRED
-        and all(value is None or _is_number(value) for key, value in metric.items() if key != "tail")
-        and isinstance(tail, list)
-        and all(_is_number(value) or value in WORDS for value in tail)
+        and all(value is None or _is_number(value) for value in metric.values())
     )
 
 

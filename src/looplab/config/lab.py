@@ -28,7 +28,7 @@ from looplab.config.expression import compile_expression
 from looplab.config.files import Document, read_document
 from looplab.config.renamed import rename_keys
 from looplab.config.state import LEDGER, StateConfig, claim_state_folder, state_folder
-from looplab.config.validation import Section, check_section, line_of
+from looplab.config.validation import Section, check_section, line_of, suggest
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
@@ -1042,9 +1042,7 @@ def check_stages(stages: Mapping[str, StageConfig]) -> None:
             raise ValueError(f"{name!r} cannot be a stage's name: letters, digits, `_`, `-`")
         for other in stage.after:
             if other not in stages:
-                near = difflib.get_close_matches(other, stages, 1)
-                hint = f", did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"stages.{name}.after: there is no stage {other!r}{hint}")
+                raise ValueError(f"stages.{name}.after: there is no stage {other!r}{suggest(other, list(stages))}")
         for output in map(Path, stage.outputs):
             for other_output, writer in outputs:
                 if output.is_relative_to(other_output) or other_output.is_relative_to(output):

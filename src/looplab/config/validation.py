@@ -124,7 +124,7 @@ def _describe_problem(model: type[BaseModel], problem: Mapping[str, Any], where:
     if kind in _EXPECTED:
         message = f"takes {_EXPECTED[kind].format(**problem.get('ctx', {}))}, not {reprlib.repr(value)}"
         if kind == "literal_error":
-            message += _suggest(str(value), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
+            message += suggest(str(value), re.findall(r"'([^']*)'", problem["ctx"]["expected"]))
         if kind == "string_type" and value is not None:
             message += "; put it in quotes" if not isinstance(value, dict) else ', as in "{config}" with its quotes'
         return f"{key} {message}" if key else message
@@ -138,10 +138,11 @@ def _suggest_key(model: type[BaseModel], where: Place) -> str:
     unknown = str(where[-1])
     meant = [m.SYNONYMS[unknown] for m in models if issubclass(m, Section) and unknown in m.SYNONYMS]
     listed = f"; known: {', '.join(known)}" if 0 < len(known) <= MAX_LISTED else ""
-    return f", did you mean {meant[0]!r}?" if meant else _suggest(unknown, known) or listed
+    return f", did you mean {meant[0]!r}?" if meant else suggest(unknown, known) or listed
 
 
-def _suggest(word: str, known: Sequence[str]) -> str:
+def suggest(word: str, known: Sequence[str]) -> str:
+    """Return `, did you mean 'x'?` with the most similar of the known words; empty if none is similar."""
     near = difflib.get_close_matches(word, known, 1)
     return f", did you mean {near[0]!r}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""Statistics of the judge in plain Python: Student's t, one-sided tests, alpha boundaries of several looks, futility.
+"""Statistics of the judge: one-sided t-tests, alpha boundaries of several looks, futility.
 
 More is better throughout; callers that minimise negate their values first.
 """
@@ -42,71 +42,28 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None
     return (math.sqrt(total / freedom), freedom) if freedom else None
 
 
-# --- Student's t
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Evaluate the continued fraction of the incomplete beta function by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
-    d = 1.0 / (d if abs(d) > tiny else tiny)
-    result = d
-    for m in range(1, 300):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1.0 + numerator * d
-            d = 1.0 / (d if abs(d) > tiny else tiny)
-            c = 1.0 + numerator / c
-            c = c if abs(c) > tiny else tiny
-            result *= d * c
-        if abs(d * c - 1.0) < 1e-14:
-            break
-    return result
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b)."""
-    if x <= 0.0:
-        return 0.0
-    if x >= 1.0:
-        return 1.0
-    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x < (a + 1.0) / (a + b + 2.0):  # where the fraction converges fast
-        return scale * _beta_fraction(a, b, x) / a
-    return 1.0 - scale * _beta_fraction(b, a, 1.0 - x) / b
+# --- distributions, which scipy is imported for when the first comparison is made
 
 
 def t_tail(t: float, freedom: float) -> float:
     """Return the probability that Student's t with `freedom` degrees of freedom exceeds `t`."""
-    if math.isinf(t):
-        return 0.0 if t > 0 else 1.0
-    half = 0.5 * incomplete_beta(freedom / 2.0, 0.5, freedom / (freedom + t * t))
-    return half if t > 0 else 1.0 - half
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -t))
 
 
-@lru_cache(maxsize=4096)
 def t_quantile(tail: float, freedom: float) -> float:
-    """Return the t that is exceeded with probability `tail` (below one half)."""
-    low, high = 0.0, 1.0
-    while t_tail(high, freedom) > tail:
-        low, high = high, 2.0 * high
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if t_tail(middle, freedom) > tail else (low, middle)
-    return 0.5 * (low + high)
+    """Return the t that is exceeded with probability `tail`."""
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(freedom, tail))
 
 
 def largest_rate(hits: int, n: int) -> float:
     """Return the upper end of the one-sided 95 % confidence interval of a probability, after `hits` in n trials."""
-    if hits >= n:
-        return 1.0
-    low, high = hits / n, 1.0
-    for _ in range(50):
-        middle = 0.5 * (low + high)  # the probability of at most `hits` hits is 1 - I_p(hits + 1, n - hits)
-        low, high = (middle, high) if incomplete_beta(hits + 1, n - hits, middle) < 0.95 else (low, middle)
-    return high
+    from scipy.special import betaincinv
+
+    return 1.0 if hits >= n else float(betaincinv(hits + 1, n - hits, 0.95))
 
 
 # --- comparisons

@@ -21,7 +21,7 @@ from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig, load_lab
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger import ledger as ledgers
-from looplab.ledger.feed import StudyFeed
+from looplab.ledger.feed import ChainCheck, StudyFeed
 from looplab.ledger.ledger import Ledger, has_ledger
 from looplab.ledger.roles import COPIES, DECIDED, Origin, Role
 from looplab.ledger.view import JOBS_SUFFIX, RunRow, StudyView
@@ -336,6 +336,8 @@ class LabModel:
         self.problem: str | None = None
         """Why the ledger or the lab file cannot be read; None: it can."""
         self.seq = 0
+        self.chain = ChainCheck()
+        """How much of the ledger's chain was checked so far."""
         self._find_study = find_study
         self._engine_pid = engine_pid
         self._ledger: Ledger | None = None

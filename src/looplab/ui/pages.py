@@ -26,7 +26,8 @@ from looplab.report.compare import MISSING, differing
 from looplab.report.html import short
 from looplab.report.importance import LABEL, importance
 from looplab.report.judged import mix_facts
-from looplab.report.overview import judge_facts, overview_facts, study_overview, verdict_facts
+from looplab.report.language import in_each
+from looplab.report.overview import Need, judge_facts, overview_facts, study_overview, verdict_facts
 from looplab.runs import folder
 from looplab.ui.files import HeldOutFilter, ShownFile, list_files, read_file
 from looplab.ui.model import CORE, LabModel, StudyModel
@@ -77,15 +78,19 @@ def now_page(model: LabModel, name: str, *, since: int, window: float) -> dict[s
     record, study = model.view(name), model.study(name)
     now, engine = time.time(), model.engine(name)
     facts: dict[str, Any] = {"at": now, "seq": model.seq, "engine": engine, "problem": model.problem}
+    needs = [] if model.problem is None else [Need("problem", text=model.problem)]
     if record is None:
-        return {**facts, "counts": {}, "needs": [{"kind": "nothing yet"}]}
+        return {**facts, "counts": {}, "needs": [_need(Need("nothing yet"))]}
     found = study_overview(
         study.config, record, now=now, engine=engine, since=_time_of(model, since), window=window,
         judge=model.judged(name),
     )  # fmt: skip
     shown = overview_facts(found, record, study.live)
-    problem = [] if model.problem is None else [{"kind": "problem", "text": model.problem}]
-    return {**shown, **facts, "is_first": since == 0, "needs": [*problem, *shown["needs"]]}
+    return {**shown, **facts, "is_first": since == 0, "needs": [_need(one) for one in (*needs, *found.needs)]}
+
+
+def _need(need: Need) -> dict[str, Any]:
+    return {"kind": need.kind, "sentence": in_each(lambda: need.sentence)}
 
 
 def _time_of(model: LabModel, seq: int) -> float:

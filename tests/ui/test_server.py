@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -284,6 +286,22 @@ def test_a_page_that_only_reads_imports_nothing_of_the_engine(judged_full: Any) 
     engine = ("looplab.loop.setup", "looplab.loop.engine", "looplab.launch.local", "looplab.decide.agent",
               "looplab.agents.run", "looplab.judge.judge", "numpy", "rich")  # fmt: skip
     assert not set(done.stdout.split()) & set(engine)
+
+
+def test_a_ledger_that_was_being_created_when_it_was_opened_is_read_when_it_is_there(
+    maker: Any, serve: Callable[..., Any], until: Any
+) -> None:
+    maker.train()
+    maker.record.ledger.close()
+    path = maker.lab / ".looplab/ledger.db"
+    complete = path.read_bytes()
+    with contextlib.closing(sqlite3.connect(path.with_name("new"))) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+    path.write_bytes(path.with_name("new").read_bytes())  # the same inode throughout
+    with serve(maker.lab) as client:
+        assert client.get("changes", study="tiny")["runs"] == 0
+        path.write_bytes(complete)
+        until(lambda: client.get("changes", study="tiny")["runs"] == 1)
 
 
 def test_a_replaced_ledger_and_a_changed_lab_file_start_the_page_over(

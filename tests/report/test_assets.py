@@ -25,7 +25,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" 
 <script src="assets/vendor/uPlot.iife.min.js"></script><script type="module" src="try.js"></script></html>"""
 SCRIPT = """
 import { Table, parseFilter } from "./assets/table.js";
-import { LineChart, bucket, smoothed } from "./assets/charts.js";
+import { LineChart, smoothed } from "./assets/charts.js";
 import { Forest, forestRows, Lineage, Parallel, Progress, SHAPES, Timeline } from "./assets/figures.js";
 import { Focus, honest, pValue } from "./assets/dom.js";
 const hostile = "<img src=x onerror=\\"document.title='owned'\\">";
@@ -59,7 +59,7 @@ new Parallel(host, { label: "knobs", focus, items: ids, axes: [
 new Timeline(host, { label: "slots", focus, from: 0, to: 7200, lanes: [{ name: hostile, bars: [{ id: 0, from: 10, to: 3000, kind: "keep", text: hostile }] }] });
 new Lineage(host, { label: "lineage", focus, nodes: ids.map((id) => ({ id, parent: id - 1, n: id, value: id, verdict: "keep", isChampion: true })) });
 new Progress(host, { label: "progress", focus, path: [[1, 1]], points: ids.map((id) => ({ id, n: id + 1, value: id, style: "f0", shape: SHAPES[0], size: 3 })) });
-Object.assign(globalThis, { LineChart, Table, bucket, columns, focus, forest, forestRows, honest, make, one, pValue, parseFilter, place, rows, series, smoothed, steps, table, two, wave });
+Object.assign(globalThis, { LineChart, Table, columns, focus, forest, forestRows, honest, make, one, pValue, parseFilter, place, rows, series, smoothed, steps, table, two, wave });
 """
 
 
@@ -214,9 +214,6 @@ def test_smoothing_does_not_depend_on_how_often_a_curve_was_sampled(opened: Any)
     full = value(opened, "smoothed(steps, wave(0), 30)")
     thinned = value(opened, "smoothed(steps.filter((s) => s % 5 === 0), wave(0).filter((_, i) => i % 5 === 0), 30)")
     assert max(abs(a - b) for a, b in zip(full[::5], thinned, strict=True)) < 0.06
-    parts = value(opened, "bucket(steps, wave(0), 0, 499, 10)")
-    assert len(parts["x"]) == 10
-    assert all(low <= mean <= high for low, mean, high in zip(parts["low"], parts["y"], parts["high"], strict=True))
 
 
 def test_numbers_are_written_with_the_digits_they_deserve(opened: Any) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from looplab.cli import reporting
 from looplab.errors import LabError
 from looplab.measure.base import Curve
-from looplab.report.compare import BARS, MISSING, RunComparison, compare, compare_page, differing, spark, sparks
+from looplab.report.compare import MISSING, RunComparison, compare, compare_page, differing, spark, sparks
+from looplab.report.wording import BARS
 
 
 def compared(maker: Any, *names: str) -> RunComparison:

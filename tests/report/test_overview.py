@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from looplab.ledger.catalogue import AgentAskedEvent
-from looplab.report.overview import StudyOverview, describe_left, study_overview
+from looplab.report.overview import StudyOverview, study_overview
 
 
 def look(made: Any, *, since: float = 0.0, engine: int | None = None) -> StudyOverview:
@@ -87,7 +87,7 @@ def test_a_budget_is_projected_at_the_pace_so_far(full: Any) -> None:
         assert runs.left_s is not None
         assert abs(runs.left_s - 340 * wall / 60) < 1e-6 * wall
     else:
-        assert (runs.left_s, describe_left(runs)) == (None, "")
+        assert (runs.left_s, runs.left) == (None, "")
     assert budgets["rounds"].left_s is None
 
 

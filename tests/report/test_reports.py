@@ -9,7 +9,8 @@ import pytest
 
 from looplab.cli import reporting
 from looplab.errors import LabError
-from looplab.report.reports import write_reports
+from looplab.report.facts import study_facts
+from looplab.report.reports import write, write_reports
 
 
 def test_three_files_are_written_and_nothing_is_left_over(full: Any) -> None:
@@ -77,7 +78,7 @@ def test_plots_that_no_longer_hold_are_taken_away(making: Any, maker: Any) -> No
     old.parent.mkdir(parents=True)
     old.write_bytes(b"old")
     maker.train()
-    written = write_reports(maker.lab, maker.study, maker.record, plots=True)
+    written = write(study_facts(maker.lab, maker.study, maker.record), maker.study, plots=True)
     assert [path.name for path in written[3:]] == ["curves.png", "best_so_far.png"]
     assert not old.exists()
 

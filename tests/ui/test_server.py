@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,8 +30,8 @@ from looplab.config.lab import load_lab
 from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
 from looplab.measure.base import Curve
+from looplab.report import budget, overview
 from looplab.report import judged as judged_facts
-from looplab.report import overview
 from looplab.report.fanova import LABEL as FANOVA_LABEL
 from looplab.report.html import STATES
 from looplab.report.importance import LABEL
@@ -276,13 +278,30 @@ def test_a_page_that_only_reads_imports_nothing_of_the_engine(judged_full: Any) 
         "from looplab.ui import model, pages, server\n"
         "lab = labs.open_record(Path(sys.argv[1]))\n"
         "read = model.LabModel(lab, find_study=labs.find_study, engine_pid=serving.engine_pid)\n"
-        "pages.now_page(read, 'tiny', since=0), pages.agents_page(read, 'tiny'), pages.judge_page(read, 'tiny')\n"
+        "pages.now_page(read, 'tiny', since=0, window=60.0)\n"
+        "pages.agents_page(read, 'tiny'), pages.judge_page(read, 'tiny')\n"
         "print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, judged_full.lab], capture_output=True, text=True, check=True)
     engine = ("looplab.loop.setup", "looplab.loop.engine", "looplab.launch.local", "looplab.decide.agent",
               "looplab.agents.run", "looplab.judge.judge", "numpy", "rich")  # fmt: skip
     assert not set(done.stdout.split()) & set(engine)
+
+
+def test_a_ledger_that_was_being_created_when_it_was_opened_is_read_when_it_is_there(
+    maker: Any, serve: Callable[..., Any], until: Any
+) -> None:
+    maker.train()
+    maker.record.ledger.close()
+    path = maker.lab / ".looplab/ledger.db"
+    complete = path.read_bytes()
+    with contextlib.closing(sqlite3.connect(path.with_name("new"))) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+    path.write_bytes(path.with_name("new").read_bytes())  # the same inode throughout
+    with serve(maker.lab) as client:
+        assert client.get("changes", study="tiny")["runs"] == 0
+        path.write_bytes(complete)
+        until(lambda: client.get("changes", study="tiny")["runs"] == 1)
 
 
 def test_a_replaced_ledger_and_a_changed_lab_file_start_the_page_over(
@@ -609,7 +628,7 @@ def test_every_text_of_the_page_has_a_translation_with_the_same_values() -> None
     used = {KEYS, BACK, LABEL, FANOVA_LABEL, *NEEDS.values(), *STATES}
     for path in (*WEB.glob("*.js"), *ASSETS.glob("*.js"), *ASSETS.with_name("html").glob("*.js")):
         used |= set(re.findall(r'(?<![\w.])t\(\s*"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8")))
-    for path in (Path(judged_facts.__file__), Path(overview.__file__), Path(top.__file__)):
+    for path in map(Path, (budget.__file__, judged_facts.__file__, overview.__file__, top.__file__)):
         used |= set(re.findall(r'(?<![\w.])t\(\s*"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8")))
     assert used - set(translated) == set()
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-TABLES = ("runs", "metrics", "proposals", "verdicts", "knobs", "events", "stages", "suites", "cases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +179,12 @@ class Study:
         return found
 
     def frame(self, table: str = "runs") -> pd.DataFrame:
-        """Return a table as a pandas frame: runs, metrics, proposals, verdicts, knobs, events, stages, suites or
-        cases."""
+        """Return a table as a pandas frame; `LabFrames` has one property for each of them."""
         from looplab.api.frames import load
+        from looplab.report.tables import VIEWS
 
-        if table not in TABLES:
-            raise LabError(f"there is no table {table!r}", hint=f"there are: {', '.join(TABLES)}")
+        if table not in VIEWS:
+            raise LabError(f"there is no table {table!r}", hint=f"there are: {', '.join(VIEWS)}")
         frame: pd.DataFrame = getattr(load(self.name, self._lab.folder), table)
         return frame
 

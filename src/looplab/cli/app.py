@@ -82,6 +82,17 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit()
 
 
+def _seconds(option: str, text: str) -> float:
+    """Return the duration that an option names."""
+    from looplab.config.lab import parse_duration
+    from looplab.errors import LabError
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise LabError(f"{option}: {error}") from None
+
+
 # -- making a lab
 
 
@@ -110,7 +121,7 @@ def init(
     if onboarding.wants(found):
         onboarding.init(found, objective, goal_of(smaller, larger), name, json, then_try=then_try)
         if then_try:
-            onboarding.try_once(None, None, [], None, None, False, json)
+            onboarding.try_once(None, None, json=json)
         return
     if words is None and not json:
         onboarding.suggest_scripts(Path.cwd())  # before the recipe adds scripts of its own
@@ -149,15 +160,10 @@ def try_(
     it. A long run is stopped; the metrics so far are shown.
     """
     from looplab.cli import onboarding
-    from looplab.config.lab import parse_duration
-    from looplab.errors import LabError
 
-    try:
-        seconds = parse_duration(time) if time is not None else None
-    except ValueError as error:
-        raise LabError(f"--time: {error}") from None
+    seconds = None if time is None else _seconds("--time", time)
     edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
-    onboarding.try_once(lab, study, edits, seed, seconds, yes, json, seeds=seeds)
+    onboarding.try_once(lab, study, edits=edits, seed=seed, seeds=seeds, seconds=seconds, yes=yes, json=json)
 
 
 @app.command()
@@ -519,7 +525,7 @@ def propose(
     """Add a proposal to the study's queue."""
     from looplab.cli import editing
 
-    editing.propose(lab, study, change, reason, hypothesis, parent, json)
+    editing.propose(lab, study, change=change, reason=reason, hypothesis=hypothesis, parent=parent, json=json)
 
 
 @app.command("import")
@@ -577,7 +583,10 @@ def edit(
 
     flags = {"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}
     run_options = {"extra": extra or [], "informal": informal}
-    editing.edit(base or base_cfg, change or [], flags, reason, out_dir, run, run_options, lab, study, json)
+    editing.edit(
+        lab, study, base=base or base_cfg, changes=change or [], flags=flags, reason=reason, out_dir=out_dir, run=run,
+        run_options=run_options, json=json,
+    )  # fmt: skip
 
 
 # -- looking
@@ -586,9 +595,9 @@ def edit(
 @app.command()
 def status(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
     """Show the state of the lab's studies."""
-    from looplab.cli import looking
+    from looplab.cli import status as states
 
-    looking.status(lab, study, json)
+    states.status(lab, study, json)
 
 
 @app.command()
@@ -604,14 +613,8 @@ def top(
     Read-only. In a pipe it prints one frame.
     """
     from looplab.cli import top as screen
-    from looplab.config.lab import parse_duration
-    from looplab.errors import LabError
 
-    try:
-        seconds = parse_duration(since)
-    except ValueError as error:
-        raise LabError(f"--since: {error}") from None
-    screen.top(lab, study, once=once, json=json, since_s=seconds)
+    screen.top(lab, study, once=once, json=json, since_s=_seconds("--since", since))
 
 
 @app.command()
@@ -874,7 +877,10 @@ def iterate(
     """
     from looplab.cli import iterating
 
-    iterating.iterate(lab, start, end, agent, model, retries, continue_on_failure, extra or [], json)
+    iterating.iterate(
+        lab, start, end, agent=agent, model=model, retries=retries, continue_on_failure=continue_on_failure,
+        extra=extra or [], json=json,
+    )  # fmt: skip
 
 
 @app.command()
@@ -919,7 +925,10 @@ def stage(
     """
     from looplab.cli import staging
 
-    staging.stage(lab, study, config, stages or [], run_id, new, edit or [], force, run_dir, json)
+    staging.stage(
+        lab, study, config=config, stages=stages or [], run_id=run_id, new=new, edits=edit or [], force=force,
+        run_dir=run_dir, json=json,
+    )  # fmt: skip
 
 
 @app.command()
@@ -942,7 +951,10 @@ def suite(
     """
     from looplab.cli import staging
 
-    staging.suite(lab, study, config, gpus, slots, suite_id, new, force, share, json)
+    staging.suite(
+        lab, study, config=config, gpus=gpus, slots=slots, suite_id=suite_id, new=new, force=force, share=share,
+        json=json,
+    )  # fmt: skip
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -962,7 +974,7 @@ def case(
     """
     from looplab.cli import staging
 
-    staging.case(lab, study, config, run_id, edit or [], tag, context.args, json)
+    staging.case(lab, study, config=config, run_id=run_id, edits=edit or [], tag=tag, words=context.args, json=json)
 
 
 # -- the record

@@ -72,10 +72,8 @@ def move_ledger(folder: Path | None, json: bool) -> None:
             for study in sorted(studies | {study + JOBS_SUFFIX for study in lab.studies}):
                 locks.enter_context(StudyLock(lab.folder, study))
             moving.move_ledger(lab.folder, source, target)
-    if json:
-        output.print_json({"ledger": str(target / LEDGER), "moved": source != target})
-    else:
-        output.say(f"the ledger is {'now' if source != target else 'already'} in {target}")
+    data = {"ledger": str(target / LEDGER), "moved": source != target}
+    output.answer(json, data, f"the ledger is {'now' if source != target else 'already'} in {target}")
 
 
 def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:

@@ -205,6 +205,7 @@ def _knob_values(config: dict[str, Any], knob: Knob) -> str:
 def propose(
     folder: Path | None,
     name: str | None,
+    *,
     change: Sequence[str],
     reason: str,
     hypothesis: str,
@@ -215,21 +216,13 @@ def propose(
     edits = [str(one) for one in parsed]
     _refuse_hopeless(folder, name, parsed)
     context = open_context(folder, name, create=parent in ("best", "base"))
-    if parent not in ("best", "base"):
-        parent = context.record.run(parent).id
-    refused, warning = preview_decision(
-        context, Proposal(tuple(edits), reason, Origin.PERSON, None if parent == "base" else parent)
-    )
-    objective = context.study.objective
-    if context.record.objective() is None:  # otherwise an engine decides what the runs are measured by
-        context.record.open(objective.metric if objective else None, objective.goal if objective else "min")
-    number = context.record.propose(
-        Origin.PERSON, edits, reason, parent=None if parent == "base" else parent, hypothesis=hypothesis
-    )
+    start = find_parent(context, parent)
+    refused, warning = preview_decision(context, Proposal(tuple(edits), reason, Origin.PERSON, start))
+    number = queue_proposal(context, edits, reason, parent=start, hypothesis=hypothesis)
     waiting = context.record.count_waiting()
     if json:
         output.print_json(
-            {"proposal": number, "edits": edits, "parent": parent, "waiting": waiting, "refused": refused,
+            {"proposal": number, "edits": edits, "parent": start or "base", "waiting": waiting, "refused": refused,
              "warning": warning}
         )  # fmt: skip
     else:
@@ -238,6 +231,25 @@ def propose(
             output.say(f"note: it would currently be rejected: {refused}")
         if warning:
             output.say(f"note: {warning}")
+
+
+def find_parent(context: LabContext, name: str) -> str | None:
+    """Return what a proposal starts from: the id of a run, `best`, or None for the base."""
+    if name in ("best", "base"):
+        return None if name == "base" else name
+    return context.record.run(name).id
+
+
+def queue_proposal(
+    context: LabContext, edits: Sequence[str], reason: str, *, parent: str | None, hypothesis: str
+) -> int:
+    """Add a person's proposal to the queue; return its number."""
+    objective = context.study.objective
+    if context.record.objective() is None:  # otherwise an engine decides what the runs are measured by
+        context.record.open(objective.metric if objective else None, objective.goal if objective else "min")
+    number = context.record.propose(Origin.PERSON, edits, reason, parent=parent, hypothesis=hypothesis)
+    assert number is not None
+    return number
 
 
 def _refuse_hopeless(folder: Path | None, name: str | None, edits: Sequence[Edit]) -> None:
@@ -273,6 +285,9 @@ def preview_decision(context: LabContext, proposal: Proposal) -> tuple[str | Non
 
 
 def edit(
+    folder: Path | None,
+    study: str | None,
+    *,
     base: Path | None,
     changes: Sequence[str],
     flags: Mapping[str, int | None],
@@ -280,8 +295,6 @@ def edit(
     out_dir: Path | None,
     run: bool,
     run_options: Mapping[str, Any],
-    folder: Path | None,
-    study: str | None,
     json: bool,
 ) -> None:
     if base is None:

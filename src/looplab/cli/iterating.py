@@ -30,7 +30,7 @@ from looplab.report.wording import plural
 
 
 def iterate(
-    folder: Path | None, start: str, end: int | None, agent: str | None, model: str | None, retries: int | None,
+    folder: Path | None, start: str, end: int | None, *, agent: str | None, model: str | None, retries: int | None,
     continue_on_failure: bool, extra: list[str], json: bool,
 ) -> None:  # fmt: skip
     if start == "status":
@@ -136,7 +136,4 @@ def tour(folder: Path | None, out: Path | None, json: bool) -> None:
     path = out or lab / "outputs" / "tour.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode("utf-8", "replace"))
-    if json:
-        output.print_json({"page": str(path)})
-    else:
-        output.say(f"wrote {path}")
+    output.answer(json, {"page": str(path)}, f"wrote {path}")

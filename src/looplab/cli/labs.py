@@ -11,7 +11,7 @@ from looplab.config.lab import ITERATE_FILE, LAB_FILE, LabConfig, StudyConfig, f
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import JOBS_SUFFIX
+from looplab.ledger.view import JOBS_SUFFIX, RunRow
 from looplab.runs.folder import study_folder
 
 
@@ -81,3 +81,9 @@ def open_context(folder: Path | None, study: str | None, *, create: bool = False
     path = lab.claim_ledger() if create else lab.ledger_path
     ledger = ledgers.open_for_reading(path) if reading else Ledger(path, create=create)
     return LabContext(lab, chosen, ledger, StudyLedger(ledger, chosen.name))
+
+
+def recorded_notes(ledger: Ledger, run: RunRow) -> list[str]:
+    """Return the notes in the ledger on a run that ended before it had a folder."""
+    events = ledger.events(run.study, run.id)
+    return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]

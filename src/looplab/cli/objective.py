@@ -39,7 +39,7 @@ def goal_of(smaller: bool, larger: bool) -> Goal | None:
     return "min" if smaller else "max" if larger else None
 
 
-def lab_flags(lab: LabConfig, folder: Path | None, name: str | None) -> str:
+def lab_flags(folder: Path | None, name: str | None) -> str:
     """Return the options that a further command needs to mean the same lab and study."""
     words = [] if folder is None else ["--lab", str(folder)]
     return shlex.join([*words, *([] if name is None else ["--study", name])])

@@ -166,10 +166,10 @@ def _why_not_read(script: Script) -> tuple[str, str]:
     by_hand = "write lab.yaml by hand (docs/lab-file.md), or let the script read a config file"
     if script.python is None:
         return "", by_hand
-    told = script.first_output
-    found = diagnose(_failure(script, told.printed)) if told.problem and told.printed else None
+    answer = script.first_output
+    found = diagnose(_failure(script, answer.printed)) if answer.problem and answer.printed else None
     if found is None or found.kind in ("exception", "needs", "option", "value"):
-        return (f": {told.problem}" if told.problem else ""), by_hand
+        return (f": {answer.problem}" if answer.problem else ""), by_hand
     return f": {found.what}", found.remedy or by_hand
 
 
@@ -232,23 +232,23 @@ class TrySession(TerminalSession):
             self._view.say(event.text, "yellow")
 
 
-def shown_command(lab: Path, argv: Sequence[str], limit: int = MAX_COMMAND) -> str:
+def shown_command(lab: Path, argv: Sequence[str]) -> str:
     """Return a command as it would be typed in the lab's folder, shortened."""
     prefix = f"{lab}{os.sep}"
     text = shlex.join(str(word).removeprefix(prefix) for word in argv)
-    return text if len(text) <= limit else text[:limit].rpartition(" ")[0] + " …"
+    return text if len(text) <= MAX_COMMAND else text[:MAX_COMMAND].rpartition(" ")[0] + " …"
 
 
 def try_once(
     folder: Path | None,
     name: str | None,
-    edits: Sequence[str],
-    seed: int | None,
-    seconds: float | None,
-    yes: bool,
-    json: bool,
     *,
+    edits: Sequence[str] = (),
+    seed: int | None = None,
     seeds: int = 1,
+    seconds: float | None = None,
+    yes: bool = False,
+    json: bool,
 ) -> None:
     """Run the base config once (or with several seeds), in a separate study, and show what it measured."""
     lab = open_lab(folder)
@@ -302,9 +302,9 @@ def try_once(
         elif setup.seed_route is None and is_measured:
             output.say("no seed reaches the trainer, so the judge cannot repeat a run: name its key with `seed`")
         if chosen is not None and is_measured:
-            show_objective(lab, study, chosen, last, command=lab_flags(lab, folder, name))
+            show_objective(lab, study, chosen, last, command=lab_flags(folder, name))
         elif is_measured and guesses:
-            chosen = choose(lab, study, guesses, yes=yes, command=lab_flags(lab, folder, name))
+            chosen = choose(lab, study, guesses, yes=yes, command=lab_flags(folder, name))
     elif chosen is None and yes and guesses and is_measured:
         chosen = set_guess(lab, study, guesses[0])
     if json:
@@ -319,7 +319,7 @@ def try_once(
                 if not is_measured
                 else "looplab run"
                 if chosen is not None
-                else objective_command(guesses[0], lab_flags(lab, folder, name))
+                else objective_command(guesses[0], lab_flags(folder, name))
                 if guesses
                 else None,
             }

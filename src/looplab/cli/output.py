@@ -139,6 +139,15 @@ def print_line(data: Any) -> None:
     _print(_safe_json(dump_json(data)), sys.stdout)
 
 
+def answer(json: bool, data: Any, *lines: str) -> None:
+    """Print the result of a command: JSON on request, else lines for people."""
+    if json:
+        print_json(data)
+        return
+    for line in lines:
+        say(line)
+
+
 def _safe_json(text: str) -> str:
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     return escape_json(text, ascii_only=encoding not in ("utf8", "utf8sig"))

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from looplab.cli.editing import preview_decision
+from looplab.cli.editing import find_parent, preview_decision, queue_proposal
 from looplab.cli.labs import LabContext, open_context
 from looplab.cli.objective import set_objective
 from looplab.config.edits import parse_edit
-from looplab.config.lab import load_lab
 from looplab.decide.base import Proposal
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
@@ -34,12 +33,10 @@ class LabSteering(Steering):
         self._lab = lab
 
     @contextlib.contextmanager
-    def _context(self, study: str, *, create: bool = False) -> Iterator[LabContext]:
-        context = open_context(self._lab, study, create=create)
-        try:
+    def _context(self, study: str, *, create: bool = False, reading: bool = False) -> Iterator[LabContext]:
+        context = open_context(self._lab, study, create=create, reading=reading)
+        with contextlib.closing(context.ledger):
             yield context
-        finally:
-            context.ledger.close()
 
     def act(self, study: str, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
         does = {
@@ -78,18 +75,14 @@ class LabSteering(Steering):
 
     def _propose(self, context: LabContext, action: str, arguments: Mapping[str, Any], actor: Actor) -> dict[str, Any]:
         edits = [str(parse_edit(edit)) for edit in edits_of(arguments)]
-        parent = self._parent(context, text_of(arguments, "parent") or "best")
+        parent = find_parent(context, text_of(arguments, "parent") or "best")
         reason = text_of(arguments, "reason", needed=True)
         refused, warning = preview_decision(context, Proposal(tuple(edits), reason, Origin.PERSON, parent))
         if refused:
             raise LabError(f"the guard rejects it: {refused}")
-        objective = context.study.objective
+        hypothesis = text_of(arguments, "hypothesis")
         with context.ledger.write():
-            if context.record.objective() is None:
-                context.record.open(objective.metric if objective else None, objective.goal if objective else "min")
-            number = context.record.propose(
-                Origin.PERSON, edits, reason, parent=parent, hypothesis=text_of(arguments, "hypothesis")
-            )
+            number = queue_proposal(context, edits, reason, parent=parent, hypothesis=hypothesis)
             context.record.steered(action, who=actor.who, where=actor.where)
         return {"did": f"proposal {number} is queued", "proposal": number, "warning": warning}
 
@@ -122,48 +115,33 @@ class LabSteering(Steering):
         if goal not in ("min", "max"):
             raise LabError("the goal is min or max")
         set_objective(context.lab, context.study, metric, "min" if goal == "min" else "max", None)
-        load_lab(context.lab.folder)
         with context.ledger.write():
             context.record.steered(action, who=actor.who, where=actor.where)
         return {"did": f"the objective is {metric} ({goal}); the next engine uses it"}
 
     def check(self, study: str, edits: Sequence[str], parent: str) -> dict[str, Any]:
-        with self._reading(study) as context:
+        with self._context(study, reading=True) as context:
             try:
                 parsed = tuple(str(parse_edit(edit)) for edit in edits)
-                run = self._parent(context, parent)
+                run = find_parent(context, parent)
             except LabError as error:
                 return {"refused": str(error), "warning": None}
             refused, warning = preview_decision(context, Proposal(parsed, "", Origin.PERSON, run))
             return {"refused": refused and wording.plain(refused), "warning": warning and wording.plain(warning)}
 
     def form(self, study: str) -> dict[str, Any]:
-        with self._reading(study) as context:
+        with self._context(study, reading=True) as context:
             best = context.record.best()
             parent = best or next(iter(next(iter(context.record.base_runs().values()), [])), None)
             config = context.record.config_of(parent, context.outputs / parent.id) if parent is not None else {}
-            table = KnobTable([Knob.make(path, spec) for path, spec in context.study.knobs.items()])
-            values = {key: wording.value(key, value) for key, _, _, value in table.present(config)}
-            knobs = [(path, Knob.make(path, spec)) for path, spec in context.study.knobs.items()]
+            knobs = {path: Knob.make(path, spec) for path, spec in context.study.knobs.items()}
+            present = KnobTable(list(knobs.values())).present(config)
+            values = {key: wording.value(key, value) for key, _, _, value in present}
             return {
                 "parent": parent.id if parent is not None else None,
                 "knobs": [
                     {"key": key, "value": values.get(key), "rule": wording.plain(knob.describe()),
                      "choices": None if knob.choices is None else [wording.shown(one) for one in knob.choices]}
-                    for key, knob in knobs
+                    for key, knob in knobs.items()
                 ],
             }  # fmt: skip
-
-    @contextlib.contextmanager
-    def _reading(self, study: str) -> Iterator[LabContext]:
-        context = open_context(self._lab, study, reading=True)
-        try:
-            yield context
-        finally:
-            context.ledger.close()
-
-    def _parent(self, context: LabContext, parent: str) -> str | None:
-        """Return what a proposal starts from: a run, `best`, or None for the base."""
-        if parent in ("best", "base"):
-            return None if parent == "base" else parent
-        return context.record.run(parent).id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ def export(folder: Path | None, csv: Path | None, parquet: Path | None, study: s
 
 def _distinct(names: list[str]) -> list[str]:
     """Number columns of the same name, so that each is a distinct key."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     distinct = []
     for name in names:
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] += 1
         distinct.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
     return distinct
 

@@ -33,11 +33,9 @@ def names() -> list[str]:
 def init(recipe: str, folder: Path | None, json: bool) -> None:
     """Create a lab from a recipe: its name, a folder with a lab, or the URL of a git repository with one."""
     target = _copy(recipe, folder or Path(_stem(recipe)))
-    if json:
-        output.print_json({"recipe": recipe, "lab": str(target)})
-        return
-    output.say(f"created the lab {target} from the recipe {recipe}")
-    output.say(f"next: cd {target} && {_next_commands(target)}")
+    created = f"created the lab {target} from the recipe {recipe}"
+    data = {"recipe": recipe, "lab": str(target)}
+    output.answer(json, data, created, f"next: cd {target} && {_next_commands(target)}")
 
 
 def _next_commands(lab: Path) -> str:

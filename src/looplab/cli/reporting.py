@@ -30,21 +30,16 @@ def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -
         hint = "`--to FOLDER` writes the reports elsewhere" if to is None else None
         raise LabError(f"cannot write: {error.strerror or error}", file=to or facts.folder, hint=hint) from None
     notes = [*facts.notes, *([] if plots.available() else [plots.MISSING])]
-    if json:
-        best = facts.best
-        payload = {
-            "study": facts.study,
-            "files": [str(path) for path in written],
-            "runs": len(facts.runs),
-            "best": best and {"id": best.row.id, "objective": best.objective},
-            "notes": notes,
-        }
-        output.print_json(payload)
-        return
-    for path in written:
-        output.say(str(path))
-    for note in notes:
-        output.say(note)
+    files = [str(path) for path in written]
+    best = facts.best
+    data = {
+        "study": facts.study,
+        "files": files,
+        "runs": len(facts.runs),
+        "best": best and {"id": best.row.id, "objective": best.objective},
+        "notes": notes,
+    }
+    output.answer(json, data, *files, *notes)
 
 
 def export_pages(folder: Path | None, to: Path, json: bool) -> None:
@@ -67,12 +62,8 @@ def export_pages(folder: Path | None, to: Path, json: bool) -> None:
         write_atomic(index, pages.index_page(lab.folder.name, listed, live=live.name).encode("utf-8", "replace"))
     except OSError as error:
         raise LabError(f"cannot write: {error.strerror or error}", file=to) from None
-    files = [index, live, *written]
-    if json:
-        output.print_json({"files": [str(path) for path in files]})
-        return
-    for path in files:
-        output.say(str(path))
+    files = [str(path) for path in (index, live, *written)]
+    output.answer(json, {"files": files}, *files)
 
 
 def compare(folder: Path | None, name: str | None, runs: Sequence[str], html: Path | None, json: bool) -> None:

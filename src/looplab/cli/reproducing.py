@@ -130,7 +130,7 @@ def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json:
     setup = check_study(context.lab, study, replace(last_options(record, context.lab.folder), informal=True))
     with StudyLock(context.lab.folder, study.name):
         found = remeasuring.remeasure(setup, record, ended)
-        write_reports(context.lab.folder, study, record, plots=False)
+        write_reports(context.lab.folder, study, record)
     metric = study.objective.metric
     if json:
         output.print_json(remeasuring.describe(found, metric))

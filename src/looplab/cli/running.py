@@ -41,6 +41,8 @@ from looplab.runs.clock import format_seconds
 from looplab.runs.folder import read_changes, record_file
 from looplab.untrusted import real_path
 
+LEADERS = 12
+"""Configs in the final table."""
 STYLES = {
     "rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim",
     "alarm": "bold yellow", "judged": "magenta",
@@ -113,7 +115,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool, exec
         record = StudyLedger(ledger, study.name)
         if engine_pid(lab.folder, study.name) is not None and record.is_paused():
             record.command("resume")
-            output.print_json({"study": study.name, "asked": "resume"}) if json else output.say("the study continues")
+            output.answer(json, {"study": study.name, "asked": "resume"}, "the study continues")
             return
         options = options_to_resume(record, lab.folder)
     setup = check_study(lab, study, options if executor is None else replace(options, executor=executor))
@@ -198,7 +200,7 @@ def _next_steps(setup: Setup, result: SessionResult) -> list[str]:
     return steps
 
 
-def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> None:
+def show_leaders(record: StudyLedger, study: StudyConfig) -> None:
     """Print the final table: one row per config, the best first."""
     from looplab.report.judged import points
 
@@ -214,10 +216,10 @@ def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> No
             sign * (point.mean or 0),
         )
     )
-    shown = leaders[:limit]
+    shown = leaders[:LEADERS]
     taken = {point.run.id for point in shown}
     rest = [point for point in found if point.run.id not in taken]
-    shown += rest[len(rest) - min(len(rest), limit - len(shown)) :]
+    shown += rest[len(rest) - min(len(rest), LEADERS - len(shown)) :]
     metric = objective.metric if objective else "objective"
     columns = ("run", "round", "by", "status", metric, *(("verdict",) if study.judge else ()), "time", "why")
     output.table(
@@ -287,24 +289,20 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
     rows = []
     for run in list(engine.running.values()):
         metrics = engine.run_metrics.get(run.id)
-        rows.append(
-            Row(
-                run, engine.slot_of(run.id), metrics.step if metrics else None, metrics.objective() if metrics else None
-            )
-        )
+        step, value = (metrics.step, metrics.objective()) if metrics else (None, None)
+        rows.append(Row(run, engine.slot_of(run.id), step, value))
     objective = engine.setup.study.objective
     progress = engine.progress
-    total = progress.total
     return ScreenState(
-        engine.study.name,
-        objective.metric if objective else "objective",
-        tuple(rows),
-        progress.done,
-        total,
-        progress.failed,
-        engine.best,
-        time_left(progress.done, total, progress.mean_s, len(engine.setup.slots)),
-        "draining: no new runs start" if engine.control.draining else "",
+        study=engine.study.name,
+        metric=objective.metric if objective else "objective",
+        running=tuple(rows),
+        done=progress.done,
+        total=progress.total,
+        failed=progress.failed,
+        best=engine.best,
+        left_s=time_left(progress.done, progress.total, progress.mean_s, len(engine.setup.slots)),
+        note="draining: no new runs start" if engine.control.draining else "",
     )
 
 
@@ -313,11 +311,12 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
 
 def _detach(lab: LabConfig, study: StudyConfig, json: bool) -> None:
     pid, log = start_detached(lab, study)
-    if json:
-        output.print_json({"pid": pid, "log": str(log), "study": study.name})
-    else:
-        output.say(f"study {study.name} is running in the background (pid {pid}) and survives this terminal")
-        output.say(f"watch: looplab attach   stop: looplab stop   log: {log}")
+    output.answer(
+        json,
+        {"pid": pid, "log": str(log), "study": study.name},
+        f"study {study.name} is running in the background (pid {pid}) and survives this terminal",
+        f"watch: looplab attach   stop: looplab stop   log: {log}",
+    )
 
 
 def attach(folder: Path | None, name: str | None, json: bool) -> None:
@@ -381,8 +380,8 @@ def _ledger_snapshot(context: LabContext, metrics_by_run: dict[str, Any]) -> Scr
         done = sum(number for state, number in counts.items() if state not in ("planned", "queued", "running"))
         objective = context.study.objective
         return ScreenState(
-            context.study.name, objective.metric if objective else "objective", tuple(rows), done,
-            record.usage().runs, counts.get("failed", 0), record.best(), None,
+            study=context.study.name, metric=objective.metric if objective else "objective", running=tuple(rows),
+            done=done, total=record.usage().runs, failed=counts.get("failed", 0), best=record.best(), left_s=None,
         )  # fmt: skip
     finally:
         ledger.close()
@@ -396,7 +395,4 @@ def stop(folder: Path | None, name: str | None, run_name: str | None, drain: boo
     run_row = context.record.run(run_name) if run_name else None
     pid = engine_pid(context.lab.folder, context.study.name)
     done = stop_study(context.lab, context.study, context.record, run_row, drain=drain)
-    if json:
-        output.print_json({"study": context.study.name, "engine": pid, "did": done})
-    else:
-        output.say(done)
+    output.answer(json, {"study": context.study.name, "engine": pid, "did": done}, done)

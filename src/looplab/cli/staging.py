@@ -73,7 +73,7 @@ def _resilient_writers(screen: LiveScreen) -> tuple[Any, Any]:
 
 
 def stage(
-    folder: Path | None, name: str | None, config: Path, stages: Sequence[str], run_id: str | None, new: bool,
+    folder: Path | None, name: str | None, *, config: Path, stages: Sequence[str], run_id: str | None, new: bool,
     edits: Sequence[str], force: bool, run_dir: Path | None, json: bool,
 ) -> None:  # fmt: skip
     lab, study = _open_study(folder, name)
@@ -150,7 +150,7 @@ def _as_dict(stage_run: StageRun) -> dict[str, Any]:
 
 
 def suite(
-    folder: Path | None, name: str | None, config: Path, gpus: Sequence[str] | None, slots: int | None,
+    folder: Path | None, name: str | None, *, config: Path, gpus: Sequence[str] | None, slots: int | None,
     suite_id: str | None, new: bool, force: bool, share: bool | None, json: bool,
 ) -> None:  # fmt: skip
     lab, study = _open_study(folder, name)
@@ -256,7 +256,7 @@ def _draw_suite(runs: Sequence[StageRun]) -> RenderableType:
 
 
 def case(
-    folder: Path | None, name: str | None, config: Path, run_id: str | None, edits: Sequence[str],
+    folder: Path | None, name: str | None, *, config: Path, run_id: str | None, edits: Sequence[str],
     tag: str | None, words: Sequence[str], json: bool,
 ) -> None:  # fmt: skip
     options = {**_case_options(words), **({TAG: tag} if tag is not None else {})}

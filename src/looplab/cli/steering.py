@@ -76,10 +76,8 @@ def pause(folder: Path | None, name: str | None, json: bool) -> None:
     if pid is None:
         raise LabError(f"no engine is running for study {context.study.name!r}", hint="so there is nothing to pause")
     context.record.command("pause")
-    if json:
-        output.print_json({"study": context.study.name, "engine": pid, "asked": "pause"})
-    else:
-        output.say("running trainings continue, and no new ones start; `looplab resume` ends the pause")
+    data = {"study": context.study.name, "engine": pid, "asked": "pause"}
+    output.answer(json, data, "running trainings continue, and no new ones start; `looplab resume` ends the pause")
 
 
 def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) -> None:
@@ -93,10 +91,8 @@ def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) 
         context.record.command("veto", run=row.id, why=why or "a person's veto")
     if champion is not None:
         point(context.outputs, "BEST", champion)
-    if json:
-        output.print_json({"run": row.id, "state": row.state, "best": champion})
-    else:
-        output.say(f"run {row.id} is void and cannot be the best" + (f"; best is now {champion}" if champion else ""))
+    done = f"run {row.id} is void and cannot be the best" + (f"; best is now {champion}" if champion else "")
+    output.answer(json, {"run": row.id, "state": row.state, "best": champion}, done)
 
 
 def agent_log(folder: Path | None, log: str | None, only: str | None, json: bool) -> None:

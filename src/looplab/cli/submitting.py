@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from looplab import signals
 from looplab.cli import output
+from looplab.cli.labs import recorded_notes
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
 from looplab.ledger.ledger import Ledger
@@ -32,7 +33,6 @@ from looplab.untrusted import UntrustedError, open_descriptor
 POLL_S = 0.1
 ANNOUNCE_S = 1.0
 """Seconds before a wait is announced, and between checks of the budget."""
-"""Number of last log lines in the JSON."""
 MAX_KILLED = 3
 """Number of killed engines that one call replaces; their trainings continue."""
 NEW, JOINED, EARLIER = "new", "joined", "earlier"
@@ -210,7 +210,7 @@ class Caller:
         """Print how the run ended."""
         folder = self._context.folder(run)
         summary = runs.read_json(folder, "summary.json")
-        notes = summary.get("notes") or self._recorded_notes(run)
+        notes = summary.get("notes") or recorded_notes(self._record.ledger, run)
         if self._json:
             payload = {
                 "run": run.id,
@@ -251,11 +251,6 @@ class Caller:
             EARLIER: f"run {run.id} was this command; its result is shown; it does not run again (see --again)",
         }
         output.warn(words[how])
-
-    def _recorded_notes(self, run: RunRow) -> list[str]:
-        """Return the notes in the ledger on a run that ended before it had a folder."""
-        events = self._record.ledger.events(run.study, run.id)
-        return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 
     def _check_queue(self, run: RunRow | None) -> None:
         if time.monotonic() - self._last_check < ANNOUNCE_S:

@@ -29,7 +29,7 @@ from looplab.report import wording
 from looplab.report.curves import read
 from looplab.report.judged import VerdictFacts
 from looplab.report.language import language_of_terminal, speaking, t
-from looplab.report.overview import SlotBar, StudyOverview, describe_left, overview_facts, study_overview
+from looplab.report.overview import SlotBar, StudyOverview, overview_facts, study_overview
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_file, study_folder
 from looplab.runs.logs import read_tail
@@ -217,8 +217,8 @@ def _budgets(seen: StudyOverview, width: int) -> RenderableType:
             continue
         part = None if not one.limit else min(1.0, one.used / one.limit)
         bar = "" if part is None else "▕" + "█" * round(8 * part) + "·" * (8 - round(8 * part)) + "▏ "
-        left = describe_left(one)
-        text.append(f"{t(one.name)} ", style="dim").append(bar).append(one.shown + (f", {left}" if left else "") + gap)
+        shown = ", ".join(filter(None, (one.shown, one.left)))
+        text.append(f"{t(one.name)} ", style="dim").append(bar).append(shown + gap)
     text.rstrip()
     return text
 
@@ -343,15 +343,16 @@ class _Screen:
                 termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
     def _loop(self, console: Console, stdin: int) -> None:
-        version, drawn_at, size = -1, 0.0, (0, 0)
+        version, drawn_at = -1, 0.0
+        size: tuple[int, int] = (0, 0)
         is_pressed = False
         while True:
             now_version = self._reader.ledger.version()
-            now_size = tuple(shutil.get_terminal_size())
+            now_size = shutil.get_terminal_size()
             if is_pressed or now_version != version or now_size != size or time.monotonic() - drawn_at > REFRESH_S:
                 if not is_pressed or self._seen is None:
                     self._seen = self._reader.overview()
-                version, size, drawn_at = now_version, now_size, time.monotonic()  # type: ignore[assignment]
+                version, size, drawn_at = now_version, now_size, time.monotonic()
                 self._draw(console, *size)
             ready, _, _ = select.select([stdin], [], [], FRAME_S)
             is_pressed = bool(ready)

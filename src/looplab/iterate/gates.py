@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.iterate import trial
@@ -136,7 +136,7 @@ def check_values(version: Path, values: Sequence[ValueGate]) -> list[GateFinding
         low, high = gate.at_least, gate.at_most
         named = (("at least", low), ("at most", high))
         bounds = [f"{word} {bound:g}" for word, bound in named if bound is not None]
-        bounded = float(value) if _is_number(value) else math.nan  # type: ignore[arg-type]
+        bounded = value if _is_number(value) else math.nan
         in_bounds = (low is None or bounded >= low) and (high is None or bounded <= high)
         why = problem or f"{gate.key} in {gate.file} is {value!r} and must be {' and '.join(bounds)}"
         found.append(GateFinding(in_bounds, "values", why))
@@ -211,7 +211,7 @@ def _threshold(name: str, gate: Mapping[str, Any], rows: Sequence[Mapping[str, A
     values = [float(row[metric]) for row in rows if _is_number(row.get(metric))]
     for word, extreme in (("above", max(values, default=-math.inf)), ("below", min(values, default=math.inf))):
         bar = gate.get(word)
-        if _is_number(bar) and not (extreme >= float(bar) if word == "above" else extreme <= float(bar)):  # type: ignore[arg-type]
+        if _is_number(bar) and not (extreme >= bar if word == "above" else extreme <= bar):
             best = f"it reached {extreme:g}" if values else f"the trace has no {metric}"
             yield f"the gate {name} never fired: {metric} must be {word} {bar!r}, {best}"
 
@@ -224,7 +224,7 @@ def _values(expected: Any) -> list[Any]:
     return list(expected) if isinstance(expected, list) else [expected]
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -288,7 +288,7 @@ def compare_declared(version: Path, evaluation: Evaluate, measured: Measured) ->
     value = None if problem else value_at(data, evaluation.metric)
     if not _is_number(value):
         return []
-    same = math.isclose(value, measured.value, rel_tol=1e-3, abs_tol=1e-9)  # type: ignore[arg-type]
+    same = math.isclose(value, measured.value, rel_tol=1e-3, abs_tol=1e-9)
     why = f"{evaluation.declared} says {evaluation.metric} {value:g}, the frozen evaluation {measured.value:g}"
     return [GateFinding(same, "declared", why, warning=True)]
 

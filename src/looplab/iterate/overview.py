@@ -50,8 +50,12 @@ def overview(history: VersionHistory) -> list[VersionFacts]:
         else:
             measured = history.baselines[version]
             low, high = _interval(measured)
-            found.append(VersionFacts(version, "baseline", 0, 0, {}, (), measured.value, low, high, {}, "", "",
-                                      champion, "it existed before"))  # fmt: skip
+            found.append(
+                VersionFacts(
+                    version=version, state="baseline", attempts=0, asks=0, gates={}, reasons=(), value=measured.value,
+                    low=low, high=high, ruling={}, branch="", commit="", champion=champion, why="it existed before",
+                )
+            )  # fmt: skip
     return found
 
 
@@ -66,10 +70,10 @@ def _attempted(version: int, tries: list[Attempt], champion: bool) -> VersionFac
     measured = last.measured if last.measured_ask == last.ask else None
     low, high = _interval(measured)
     return VersionFacts(
-        version, last.state, len(tries), sum(len(attempt.calls) for attempt in tries), gates,
-        tuple(f"{finding.what}: {finding.why}" for finding in findings if not finding.ok),
-        measured.value if measured else None, low, high, last.ruling or {}, last.branch, last.commit, champion,
-        last.why,
+        version=version, state=last.state, attempts=len(tries), asks=sum(len(attempt.calls) for attempt in tries),
+        gates=gates, reasons=tuple(f"{finding.what}: {finding.why}" for finding in findings if not finding.ok),
+        value=measured.value if measured else None, low=low, high=high, ruling=last.ruling or {}, branch=last.branch,
+        commit=last.commit, champion=champion, why=last.why,
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import difflib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,6 +12,7 @@ from pathlib import Path
 from looplab.iterate.gates import section
 from looplab.iterate.overview import VersionFacts, gates_in_words, text_of, verdict_of
 from looplab.iterate.settings import IterateConfig
+from looplab.report.bundle import content_hash
 
 PICTURES = {
     ".png": "image/png",
@@ -63,7 +63,9 @@ class ScriptDiff:
 
 def tour(lab: Path, settings: IterateConfig, versions: Sequence[VersionFacts]) -> str:
     """Return the page as HTML."""
-    policy = f"default-src 'none'; style-src 'sha256-{_sha(STYLE)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src '{content_hash(STYLE)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
     metric, goal = settings.evaluate.metric, settings.evaluate.goal
     experiments = lab / settings.experiments
     parts = [_chart(versions, metric), _table(versions, metric)]
@@ -83,10 +85,6 @@ def tour(lab: Path, settings: IterateConfig, versions: Sequence[VersionFacts]) -
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
-
-
-def _sha(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _chart(versions: Sequence[VersionFacts], metric: str) -> str:

@@ -30,10 +30,10 @@ def load(entry: str) -> Callable[..., object]:
     else:
         sys.path.insert(0, str(Path.cwd()))
         module = importlib.import_module(place)
-    function = getattr(module, name, None)
+    function: Callable[..., object] | None = getattr(module, name, None)
     if not callable(function):
         sys.exit(f"stage {entry}: {place} has no function {name}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def main() -> None:

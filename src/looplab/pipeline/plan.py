@@ -196,7 +196,7 @@ class PipelinePlan:
 
     # -- commands
 
-    def argv(self, stage: str, run: RunFolder, slot: Slot, more: Mapping[str, str] | None = None) -> list[str]:
+    def argv(self, stage: str, run: RunFolder, slot: Slot) -> list[str]:
         about = self.stages[stage]
         config = str(run.path / CALL_CONFIG)
         if about.entry is not None:

@@ -233,7 +233,7 @@ class StageRun:
         continues = begun is None and partial is not None and partial["fingerprint"] == digest
         made = self.run.complete(stage)
         self._note_earlier(made, begun)
-        why = self._why_run(stage, made, begun, parts)
+        why = self._why_run(made, begun, parts)
         if why is not None and continues:
             why = "resumed"
         if why is None:
@@ -265,7 +265,7 @@ class StageRun:
         return None
 
     def _why_run(
-        self, stage: str, made: dict[str, Any] | None, begun: dict[str, Any] | None, parts: fingerprint.Parts
+        self, made: dict[str, Any] | None, begun: dict[str, Any] | None, parts: fingerprint.Parts
     ) -> str | None:
         """Return why a stage must run; None if it is up to date."""
         if begun is not None:

@@ -120,14 +120,13 @@ def is_archive(path: Path) -> bool:
 class Archiver:
     """Archives runs one after the other in a background thread.
 
-    Errors are collected in `problems` and passed to `tell`, never raised: a missing archive loses nothing.
+    Errors are passed to `tell`, never raised: a missing archive loses nothing.
     """
 
-    def __init__(self, study: StudyConfig, tell: Callable[[str], None] = lambda problem: None) -> None:
+    def __init__(self, study: StudyConfig, tell: Callable[[str], None]) -> None:
         self._study = study
         self._tell = tell
         self._pool = ThreadPoolExecutor(1, "looplab-archive")
-        self.problems: list[str] = []
         self.archived: queue.SimpleQueue[Path] = queue.SimpleQueue()
         """Archives that are written and not yet recorded in the ledger."""
 
@@ -137,20 +136,16 @@ class Archiver:
             lambda done: self._record_outcome(run_dir, done)
         )
 
-    def close(self, wait: bool = True) -> None:
-        """Shut down. With `wait`, finish all queued runs first; else drop them and do not wait for the current one."""
-        self._pool.shutdown(wait, cancel_futures=not wait)
+    def close(self) -> None:
+        """Archive all queued runs and shut down."""
+        self._pool.shutdown()
 
     def _record_outcome(self, run_dir: Path, done: Future[Path | None]) -> None:
-        error = None if done.cancelled() else done.exception()
+        error = done.exception()
         if error is not None:
-            problem = f"run {run_dir.name} was not archived: {error or type(error).__name__}"
-            self.problems.append(problem)
-            self._tell(problem)
-        elif not done.cancelled():
-            path = done.result()
-            if path is not None:
-                self.archived.put(path)
+            self._tell(f"run {run_dir.name} was not archived: {error or type(error).__name__}")
+        elif (path := done.result()) is not None:
+            self.archived.put(path)
 
 
 def unarchived(run_dirs: Iterable[Path]) -> list[Path]:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from looplab.report import wording
+from looplab.untrusted import dump_json
 
 ASSETS: Traversable = files("looplab.report") / "assets"
 UPLOT = ("vendor/uPlot.iife.min.js", "vendor/uPlot.min.css")
@@ -89,7 +89,7 @@ def single_file(
         f" style-src '{content_hash(styles)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     blocks = "\n".join(
-        f'<script type="application/json" id="{name}">{wording.to_json(value).replace("<", chr(92) + "u003c")}</script>'
+        f'<script type="application/json" id="{name}">{dump_json(value).replace("<", chr(92) + "u003c")}</script>'
         for name, value in data.items()
     )
     return _PAGE.format(

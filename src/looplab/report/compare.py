@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -19,7 +20,7 @@ from looplab.report import curves, html, wording
 from looplab.report.facts import ARGUMENTS
 from looplab.runs import folder
 
-BARS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 24
 MAX_CURVES = 24
 """Maximum number of metrics with curves on the page."""
 MISSING = object()
@@ -76,11 +77,11 @@ def compare(outputs: Path, study: StudyConfig, record: StudyView, names: Sequenc
     summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
     configs = [{**record.config_of(row, outputs / row.id), **_arguments(outputs, row)} for row in rows]
     return RunComparison(
-        study.name,
-        rows,
-        differing(configs),
-        _metrics(summaries, study.objective.metric if study.objective else None, directions),
-        tuple({name: curves.thin(curve) for name, curve in batch.items()} for batch in batches),
+        study=study.name,
+        runs=rows,
+        config=differing(configs),
+        metrics=_metrics(summaries, study.objective.metric if study.objective else None, directions),
+        curves=tuple({name: curves.thin(curve) for name, curve in batch.items()} for batch in batches),
     )
 
 
@@ -115,25 +116,22 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]
 def _metrics(
     summaries: Sequence[Mapping[str, MetricSummary]], objective: str | None, directions: Directions
 ) -> tuple[Compared, ...]:
-    counts: dict[str, int] = {}
-    for summary in summaries:
-        for name in summary:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for summary in summaries for name in summary)
     shared = [name for name, count in counts.items() if count > 1]
     shared.sort(key=lambda name: (name != objective, -counts[name]))
     return tuple(
         Compared(
-            name,
-            directions.goal(name),
-            name in directions.explicit,
-            tuple(summary[name].last if name in summary else None for summary in summaries),
-            tuple(summary[name].best if name in summary else None for summary in summaries),
+            metric=name,
+            goal=directions.goal(name),
+            known=name in directions.explicit,
+            last=tuple(summary[name].last if name in summary else None for summary in summaries),
+            best=tuple(summary[name].best if name in summary else None for summary in summaries),
         )
         for name in shared
     )
 
 
-def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, float], width: int = 24) -> str:
+def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, float], width: int) -> str:
     """Draw a curve in one line of text, on the given axes; cells before the first finite value are blank."""
     if curve is None:
         return ""
@@ -150,9 +148,7 @@ def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, 
         if cell:
             last_mean = sum(cell) / len(cell)
         # Between two points of a coarse curve, repeat the last one.
-        drawn += (
-            " " if last_mean is None else BARS[min(len(BARS) - 1, int(_fraction(last_mean, low, high) * len(BARS)))]
-        )
+        drawn += " " if last_mean is None else wording.bars([_fraction(last_mean, low, high)])
     return drawn.ljust(width)
 
 
@@ -161,7 +157,7 @@ def _fraction(value: float, low: float, high: float) -> float:
     return min(1.0, max(0.0, (value / 2 - low / 2) / (high / 2 - low / 2))) if high > low else 0.5
 
 
-def sparks(comparison: RunComparison, metric: str, width: int = 24) -> list[str]:
+def sparks(comparison: RunComparison, metric: str, width: int = SPARK_WIDTH) -> list[str]:
     """Draw one metric of each run on shared axes; empty texts if there are no curves."""
     own = [batch.get(metric) for batch in comparison.curves]
     values = [value for curve in own if curve for value in curve.values if isfinite(value)]
@@ -173,12 +169,10 @@ def sparks(comparison: RunComparison, metric: str, width: int = 24) -> list[str]
 
 def compare_page(comparison: RunComparison) -> str:
     """Return an HTML page with the tables, and the curves of all runs on shared axes."""
-    counts: dict[str, int] = {}
-    for batch in comparison.curves:
-        for name, curve in batch.items():
-            counts[name] = counts.get(name, 0) + (len(curve.values) > 1)
-    ranked = [metric.metric for metric in comparison.metrics]
-    drawn = [name for name in dict.fromkeys([*ranked, *counts]) if counts.get(name)][:MAX_CURVES]
+    names = [metric.metric for metric in comparison.metrics]
+    names += [name for batch in comparison.curves for name in batch]
+    with_curve = {name for batch in comparison.curves for name, curve in batch.items() if len(curve.values) > 1}
+    drawn = [name for name in dict.fromkeys(names) if name in with_curve][:MAX_CURVES]
     data = {
         "study": comparison.study,
         "runs": [

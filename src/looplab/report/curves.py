@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -59,12 +60,12 @@ def read(outputs: Path, row: RunRow, study: StudyConfig) -> Batch:
     return reader_of(study, outputs / row.id).poll(final=row.status == "ok")
 
 
-def read_drawn(facts: StudyFacts, study: StudyConfig, *, points: int = MAX_POINTS) -> dict[str, Batch]:
+def read_drawn(facts: StudyFacts, study: StudyConfig) -> dict[str, Batch]:
     """Return the thinned curves of the chosen runs, by run id."""
     drawn: dict[str, Batch] = {}
     for run in choose(facts):
         batch = read(facts.folder, run.row, study)
-        drawn[run.row.id] = {name: thin(curve, points) for name, curve in batch.items() if len(curve.values) > 1}
+        drawn[run.row.id] = {name: thin(curve) for name, curve in batch.items() if len(curve.values) > 1}
     return drawn
 
 
@@ -101,10 +102,7 @@ def thin(curve: Curve, limit: int = MAX_POINTS) -> Curve:
 
 def metrics_drawn(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[str]:
     """Return the metrics with curves: the objective, then by number of runs, then in order of logging."""
-    counts: dict[str, int] = {}
-    for batch in drawn.values():
-        for name in batch:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for batch in drawn.values() for name in batch)
     names = sorted(counts, key=lambda name: (name != facts.metric, -counts[name]))
     return names[:MAX_METRICS]
 
@@ -131,11 +129,11 @@ def read_seeds(facts: StudyFacts, study: StudyConfig, leads: Sequence[str]) -> d
         own = found.setdefault(run.into, [])
         if len(own) < MAX_SEEDS - 1:
             batch = read(facts.folder, run.row, study)
-            own.append({name: thin(curve, MAX_POINTS) for name, curve in batch.items()})
+            own.append({name: thin(curve) for name, curve in batch.items()})
     return found
 
 
-def common_grid(curves: Sequence[Curve], limit: int = MAX_POINTS) -> tuple[NDArray[np.float64], bool]:
+def common_grid(curves: Sequence[Curve], limit: int) -> tuple[NDArray[np.float64], bool]:
     """Return the x values at which curves are drawn together: all their steps, or the centres of `limit` equal cells;
     and whether they are cells."""
     import numpy as np

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from looplab.agents.account import account_of
 from looplab.config import paths
 from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
 from looplab.decide import pareto
@@ -29,6 +29,7 @@ from looplab.measure.discover import reader_of
 from looplab.measure.run_metrics import further_values, sign_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
+from looplab.report.budget import BudgetFacts, budget_facts
 from looplab.report.judged import (
     Judged,
     MixFacts,
@@ -41,7 +42,7 @@ from looplab.report.judged import (
     reproduced,
     watched,
 )
-from looplab.runs import clock, folder
+from looplab.runs import folder
 from looplab.runs.logs import read_tail
 from looplab.untrusted import UntrustedError, open_regular
 
@@ -146,17 +147,6 @@ class Best:
     run: str
     objective: float
     """For a champion, the mean over its runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetFacts:
-    """Usage of one budget."""
-
-    name: str
-    used: float
-    limit: float | None
-    shown: str
-    """Usage and limit as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +259,7 @@ class StudyFacts:
 
     def counts(self) -> dict[str, int]:
         """Return the number of runs by status."""
-        counts: dict[str, int] = {}
-        for run in self.runs:
-            counts[run.status] = counts.get(run.status, 0) + 1
-        return counts
+        return dict(Counter(run.status for run in self.runs))
 
     @property
     def entries(self) -> list[RunFacts]:
@@ -692,56 +679,6 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
     return max(steps) >= 2 * min(steps) and max(factors) <= 1.3 * min(factors)
 
 
-def budget_facts(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ...]:
-    """Return the usage of each budget as the engine counts it, including submitted commands and agents.
-
-    Limits of rounds and runs from the command line replace the budget's, and are about this study alone.
-    """
-    used, limits, agents = record.shared_usage(), study.budget, account_of(record)
-    options = record.configured_options() or {}
-    saved = _saved_options(record)
-
-    def limit_of(name: str, since: str) -> int | None:
-        given = options.get(name)
-        # A call with configs of its own counts from its start.
-        counted_from = saved.get(since) or 0 if given is not None and saved.get(name) == given else 0
-        limit: int | None = getattr(limits, name) if given is None else given + counted_from
-        return limit
-
-    rounds, runs = limit_of("rounds", "since_round"), limit_of("runs", "since_run")
-    submitted = used.runs - record.usage().runs if options.get("runs") else 0
-
-    def one(name: str, spent: float, limit: float | None, show: Any) -> BudgetFacts:
-        if limit is not None and spent > limit:  # an earlier call, or `reproduce`, was allowed more
-            return BudgetFacts(name, spent, limit, f"{show(spent)} (budget {show(limit)})")
-        return BudgetFacts(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
-
-    parts = [
-        one("rounds", used.rounds, rounds, lambda n: f"{n:g}"),
-        one("runs", used.runs - submitted, runs, lambda n: f"{n:g}"),
-        one("wall clock", used.wall, limits.wall, clock.format_seconds),
-        one("device hours", used.device_hours, limits.device_hours, lambda n: f"{n:.3g}"),
-    ]
-    if submitted:
-        parts[1] = replace(parts[1], shown=f"{parts[1].shown} (and {submitted} submitted)")
-    if agents.calls or limits.tokens is not None:
-        parts.append(one("agents' tokens", agents.tokens, limits.tokens, lambda n: f"{n:,}"))
-    if agents.calls or limits.usd is not None:
-        unpriced = f" (and {wording.plural(agents.unpriced, 'call')} without a price)" if agents.unpriced else ""
-        dollars = one("agents' cost", agents.usd, limits.usd, lambda n: f"${n:.2f}")
-        parts.append(replace(dollars, shown=dollars.shown + unpriced))
-    return tuple(parts)
-
-
-def _saved_options(record: StudyView) -> Mapping[str, Any]:
-    """Return the options of the last call; empty if there are none, or they cannot be read."""
-    try:
-        saved = record.saved_options()
-    except ValueError:
-        return {}
-    return saved if isinstance(saved, dict) else {}
-
-
 def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:
     groups: dict[tuple[str, tuple[str, ...], str], list[ProposalRow]] = {}
     for proposal in proposals:
@@ -749,12 +686,12 @@ def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:
         groups.setdefault((proposal.proposer, proposal.words, why), []).append(proposal)
     found = [
         Rejection(
-            same[-1].id,
-            len(same),
-            proposer,
-            tuple(map(wording.plain, edits)),
-            wording.plain(why),
-            wording.plain(same[-1].reason),
+            id=same[-1].id,
+            times=len(same),
+            proposer=proposer,
+            edits=tuple(map(wording.plain, edits)),
+            why=wording.plain(why),
+            reason=wording.plain(same[-1].reason),
         )
         for (proposer, edits, why), same in groups.items()
     ]

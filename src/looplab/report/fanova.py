@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from math import isfinite, log
 from typing import TYPE_CHECKING, Any
 
-from looplab.report.importance import Importance, Share, _winsorised
+from looplab.report.importance import Importance, Share, winsorised
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -33,7 +33,7 @@ def fanova(knobs: Mapping[str, Sequence[Any]], objective: Sequence[float | None]
     measured = [i for i, value in enumerate(objective) if value is not None and isfinite(value)]
     if len(measured) < MIN_RUNS or find_spec("optuna") is None or find_spec("sklearn") is None:
         return None
-    target = _winsorised([float(objective[i] or 0.0) for i in measured])
+    target = winsorised([float(objective[i] or 0.0) for i in measured])
     columns = {knob: _column([values[i] for i in measured]) for knob, values in knobs.items()}
     columns = {knob: column for knob, column in columns.items() if len(set(column)) > 1}
     if min(target) == max(target) or not columns:
@@ -42,7 +42,9 @@ def fanova(knobs: Mapping[str, Sequence[Any]], objective: Sequence[float | None]
     dummies = [f"\0 {i}" for i in range(DUMMIES)]
     shares = _shares({**columns, **{name: [rng.random() for _ in measured] for name in dummies}}, target)
     chance = max(shares[name] for name in dummies)
-    found = [Share(knob, shares[knob], len(set(columns[knob])), shares[knob] > 2.0 * chance) for knob in columns]
+    found = [
+        Share(knob, shares[knob], len(set(column)), shares[knob] > 2.0 * chance) for knob, column in columns.items()
+    ]
     return Importance(tuple(sorted(found, key=lambda share: -share.share)), len(measured))
 
 
@@ -70,4 +72,5 @@ def _shares(columns: Mapping[str, Sequence[Any]], target: Sequence[float]) -> di
     for i, value in enumerate(target):
         params = {knob: column[i] for knob, column in columns.items()}
         study.add_trial(optuna.create_trial(params=params, distributions=space, value=value))
-    return FanovaImportanceEvaluator(seed=SEED).evaluate(study)
+    found = FanovaImportanceEvaluator(seed=SEED).evaluate(study)
+    return {knob: float(share) for knob, share in found.items()}

@@ -53,7 +53,7 @@ def importance(knobs: Mapping[str, Sequence[Any]], objective: Sequence[float | N
     runs = len(measured)
     if runs < MIN_RUNS:
         return Importance((), runs, f"needs at least {MIN_RUNS} measured runs; there are {runs}")
-    target = _winsorised([float(value) for value in objective if value is not None])
+    target = winsorised([float(value) for value in objective if value is not None])
     if min(target) == max(target):
         return Importance((), runs, "all measured runs have the same objective")
     shares = []
@@ -106,7 +106,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-def _winsorised(values: list[float]) -> list[float]:
+def winsorised(values: list[float]) -> list[float]:
     """Scale values to 0–1 and clip outliers at 1.5 interquartile ranges, so that one diverged run does not dominate."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered) - 1) // 4]

@@ -7,6 +7,7 @@ replicates do not look like challengers, and a mean is not mistaken for one luck
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -280,10 +281,6 @@ def judged(study: StudyConfig, record: StudyView, found: Mapping[str, Replicated
     judgements = tuple(_judgement(run, evidence, every.get(run)) for run, evidence in verdicts.items())
     groups = [values for point in found.values() if len(values := point.values) > 1]
     noise = stats.pooled_spread(groups)
-    counts: dict[str, int] = {}
-    for one in judgements:
-        if one.run != base:
-            counts[one.verdict] = counts.get(one.verdict, 0) + 1
     champion, ground = found.get(state.get("champion") or ""), found.get(base or "")
     sigma = noise[0] if noise else None
     rule = study.judge_rule or "test"
@@ -300,7 +297,7 @@ def judged(study: StudyConfig, record: StudyView, found: Mapping[str, Replicated
         noise_runs=sum(map(len, groups)),
         noise_points=len(groups),
         floor=(len(ground.values) if ground else 0, floor),
-        counts=counts,
+        counts=dict(Counter(one.verdict for one in judgements if one.run != base)),
         judgements=judgements,
         tests=tuple(
             UnderTest(test["run"], test["look"], len(found[test["run"]].values))

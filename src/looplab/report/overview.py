@@ -7,6 +7,7 @@ caller, which follows their files.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -18,11 +19,11 @@ from looplab.ledger.roles import Role
 from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.run_metrics import RunMetrics
 from looplab.report import wording
-from looplab.report.facts import FAILURES, alarms_of, budget_facts, unusable_calls
+from looplab.report.budget import BudgetFacts, budget_facts
+from looplab.report.facts import FAILURES, alarms_of, unusable_calls
 from looplab.report.html import short
 from looplab.report.judged import Judged, VerdictFacts, judged_now
 from looplab.report.language import in_each, t
-from looplab.runs.clock import format_seconds
 
 WINDOW_S = 3600.0
 """Seconds that the lanes of slots show."""
@@ -118,18 +119,6 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetForecast:
-    """Usage of one budget, and when it ends at the present pace."""
-
-    name: str
-    used: float
-    limit: float | None
-    shown: str
-    left_s: float | None
-    """Seconds of a running engine until it is used up; None: no limit, or no pace yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class SlotBar:
     """A run in the lane of its slot, or a call in that of agents."""
 
@@ -193,7 +182,7 @@ class StudyOverview:
     alarms: tuple[str, ...]
     needs: tuple[Need, ...]
     """Most urgent first."""
-    budget: tuple[BudgetForecast, ...]
+    budget: tuple[BudgetFacts, ...]
     lanes: tuple[SlotLane, ...]
     running: tuple[LiveRun, ...]
     queue: tuple[QueuedWork, ...]
@@ -229,7 +218,7 @@ def study_overview(
     *,
     now: float,
     engine: int | None,
-    since: float = 0.0,
+    since: float,
     window: float = WINDOW_S,
     judge: Judged | None = None,
 ) -> StudyOverview:
@@ -265,7 +254,7 @@ def study_overview(
         happened=_happened(record, judge, calls, since=since, now=now),
         alarms=tuple(wording.cut(alarm, MAX_TEXT) for alarm in alarms[-LATEST:]),
         needs=tuple(_needs(study, record, judge, calls, counts, alarms=len(alarms), paused=paused, engine=engine)),
-        budget=forecasts(study, record),
+        budget=budget_facts(study, record),
         lanes=_lanes(
             record.runs_since(now - window, MAX_BARS),
             calls,
@@ -288,13 +277,11 @@ def _happened(
     now: float,
 ) -> Happened:
     verdicts: dict[str, int] = {}
-    before = judge.base if judge is not None else None
-    for one in judge.judgements if judge is not None else ():
-        if judge is not None and one.at > since and one.run != judge.base:
-            verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
-        elif one.verdict == "keep" and one.at <= since:
-            before = one.run
-    champion = judge.champion if judge is not None and judge.champion != before else None
+    champion = None
+    if judge is not None:
+        verdicts = dict(Counter(one.verdict for one in judge.challengers if one.at > since))
+        kept = [one.run for one in judge.judgements if one.verdict == "keep" and one.at <= since]
+        champion = judge.champion if judge.champion != (kept[-1] if kept else judge.base) else None
     counts = record.counts_since(since, now)
     own = [(status, ended) for role, status, _, ended, _ in counts if role != Role.IMPORTED]
     usages = [read_usage(call["answer"]["usage"]) for call in calls if call["answer"] and call["answer"]["at"] > since]
@@ -351,19 +338,6 @@ def _needs(
     if judge is not None and judge.held_out is not None and judge.held_out[0] >= judge.held_out[1]:
         found.append(Need("held out"))
     return found
-
-
-def forecasts(study: StudyConfig, record: StudyView) -> tuple[BudgetForecast, ...]:
-    """Return each budget with the time at which it ends at the pace so far."""
-    wall = record.shared_usage().wall
-
-    def left(used: float, limit: float | None) -> float | None:
-        return None if limit is None or not 0 < used < limit or wall <= 0 else (limit - used) * wall / used
-
-    return tuple(
-        BudgetForecast(one.name, one.used, one.limit, one.shown, left(one.used, one.limit))
-        for one in budget_facts(study, record)
-    )
 
 
 def _lanes(
@@ -428,11 +402,6 @@ def _blocked(*, engine: int | None, paused: bool, held: int) -> str:
     if paused:
         return t("paused")
     return t("all slots are busy") if held else t("about to start")
-
-
-def describe_left(forecast: BudgetForecast) -> str:
-    """Return `about 2h07m left`; empty if that is unknown."""
-    return "" if forecast.left_s is None else t("about {time} left", time=format_seconds(forecast.left_s))
 
 
 # -- as JSON

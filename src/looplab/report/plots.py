@@ -38,10 +38,8 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def write_plots(
-    facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], to: Path | None = None
-) -> list[Path]:
-    """Write the plots and return their paths; empty if matplotlib is missing."""
+def write_plots(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], to: Path) -> list[Path]:
+    """Write the plots below a folder and return their paths; empty if matplotlib is missing."""
     if not available():
         return []
     pictures = {
@@ -49,7 +47,7 @@ def write_plots(
         "best_so_far.png": _best_so_far(facts),
         "knobs.png": _knobs(facts, importance),
     }
-    folder = (to or facts.folder) / FOLDER
+    folder = to / FOLDER
     if folder.is_symlink():  # a run may have put it there
         folder.unlink()
     written = []

@@ -12,23 +12,28 @@ from looplab.ledger.view import StudyView
 from looplab.measure.base import Batch
 from looplab.report import curves, html, markdown
 from looplab.report.facts import RunFacts, StudyFacts, study_facts
-from looplab.report.importance import LABEL, Importance, Share, importance
+from looplab.report.importance import LABEL, Importance, importance
 from looplab.report.judged import Judged
-from looplab.report.wording import to_json
 from looplab.runs.folder import make_study_folder
+from looplab.untrusted import dump_json
 
 MAX_FOREST_POINTS = 200
 """Maximum number of points for which fANOVA is fast enough."""
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
 
-def write_reports(lab: Path, study: StudyConfig, record: StudyView, *, plots: bool = False) -> list[Path]:
-    """Write all reports, with `plots` also PNG plots if matplotlib is installed; return their paths."""
-    return write(study_facts(lab, study, record), study, plots=plots)
+def write_reports(lab: Path, study: StudyConfig, record: StudyView) -> list[Path]:
+    """Write all reports without plots; return their paths."""
+    return write(study_facts(lab, study, record), study)
 
 
 def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Path | None = None) -> list[Path]:
-    """Like `write_reports`, from collected facts; `to` is the folder, default: the study's own."""
+    """Write all reports; return their paths.
+
+    Args:
+        plots: Whether to write PNG plots too, if matplotlib is installed.
+        to: The folder; None: the study's own.
+    """
     folder = to or facts.folder
     if to is None:
         make_study_folder(folder)
@@ -78,8 +83,7 @@ def knob_importance(facts: StudyFacts, *, thorough: bool = False) -> tuple[Impor
 
         found = fanova.fanova(values, means)
         if found is not None:
-            shares = [Share(one.knob, float(one.share), one.groups, bool(one.clear)) for one in found.shares]
-            return Importance(tuple(shares), found.runs, found.note), fanova.LABEL
+            return found, fanova.LABEL
     return importance(values, means), LABEL
 
 
@@ -100,8 +104,8 @@ def summary(facts: StudyFacts) -> str:
         "alarms": list(facts.alarms),
         "used": {part.name: part.used for part in facts.budget},
     }
-    lines = [f"  {to_json(key)}: {to_json(value)}," for key, value in head.items()]
-    runs = ",\n".join(f"    {to_json(run.row.id)}: {to_json(_summary(run))}" for run in facts.runs)
+    lines = [f"  {dump_json(key)}: {dump_json(value)}," for key, value in head.items()]
+    runs = ",\n".join(f"    {dump_json(run.row.id)}: {dump_json(_summary(run))}" for run in facts.runs)
     return "\n".join(["{", *lines, '  "runs": {' + ("\n" + runs + "\n  " if runs else "") + "}", "}"]) + "\n"
 
 

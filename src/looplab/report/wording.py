@@ -12,6 +12,7 @@ from looplab.runs.redact import HIDDEN, is_secret, redact_text
 from looplab.untrusted import clean_text, dump_json
 
 NOTHING = "–"
+BARS = "▁▂▃▄▅▆▇█"
 EXACT = 1 << 53
 """Larger integers are written as text, since a browser would round them."""
 
@@ -57,7 +58,7 @@ def effect(value: float, low: float | None, high: float | None) -> str:
 
 def bars(values: Sequence[float]) -> str:
     """Draw numbers from 0 to 1 as bars in one line of text."""
-    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * one)))] for one in values)
+    return "".join(BARS[min(7, max(0, int(8 * one)))] for one in values)
 
 
 def moment(at: float) -> str:
@@ -97,10 +98,6 @@ def value(key: str, raw: Any) -> Any:
     if isinstance(raw, str):
         return plain(raw)
     return plain(dump_json(raw).strip())
-
-
-def to_json(data: Any) -> str:
-    return dump_json(data)
 
 
 def shown(raw: Any) -> str:

@@ -22,9 +22,7 @@ PAUSE_S = 5.0
 class ReportWriter:
     """Archives runs as they end and rewrites the reports. `tell` receives problems; none is raised."""
 
-    def __init__(
-        self, lab: Path, ledger: Path, study: StudyConfig, tell: Callable[[str], None] = lambda problem: None
-    ) -> None:
+    def __init__(self, lab: Path, ledger: Path, study: StudyConfig, tell: Callable[[str], None]) -> None:
         self._lab = lab
         self._ledger = ledger
         self._study = study
@@ -53,7 +51,7 @@ class ReportWriter:
         self._due.set()
         self._thread.join()
         self._archiver.close()
-        return self._report(plots=False)
+        return self._report()
 
     def _record_archives(self, record: StudyLedger) -> None:
         """Record the hashes of archives written since the last call."""
@@ -73,17 +71,17 @@ class ReportWriter:
                 return
             self._due.clear()
             began = time.monotonic()
-            self._report(plots=False)
+            self._report()
             self._closing.wait(max(PAUSE_S, 9 * (time.monotonic() - began)))
 
-    def _report(self, plots: bool) -> list[Path]:
+    def _report(self) -> list[Path]:
         if not self._lab.is_dir():
             return []  # the lab was moved away
         try:
             with contextlib.closing(Ledger(self._ledger, create=False)) as ledger:
                 record = StudyLedger(ledger, self._study.name)
                 self._record_archives(record)
-                return write_reports(self._lab, self._study, record, plots=plots)
+                return write_reports(self._lab, self._study, record)
         except Exception as error:  # noqa: BLE001 (a report can be written again; the study continues)
             self._tell(f"the reports could not be written: {error or type(error).__name__}")
             return []

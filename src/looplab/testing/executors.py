@@ -345,9 +345,9 @@ class ExecutorContract:
         stand.until((stand.folder / "first").exists)
         executor.start(stand.spec(stand.python(ONCE, stand.folder / "second", 0), "r2"), after="r1")
         go.touch()
-        told = _answers(stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", "r2"}))
-        assert [event.run_id for event in told] == ["r1", "r2"]
-        first, second = told
+        ended = _answers(stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", "r2"}))
+        assert [event.run_id for event in ended] == ["r1", "r2"]
+        first, second = ended
         assert isinstance(first, Ended)
         assert first.exit.ok
         if isinstance(second, Ended):  # else it was held for too long on a busy machine
@@ -380,11 +380,11 @@ class ExecutorContract:
         stand.started(executor)
         executor.start(stand.spec(["/bin/true"], "r2"), after="r1")
         executor.cancel("r2")
-        told = stand.events(executor, lambda events: bool(_answers(events)))
-        assert [type(event) for event in _answers(told)] == [Rejected]
+        events = stand.events(executor, lambda events: bool(_answers(events)))
+        assert [type(event) for event in _answers(events)] == [Rejected]
         executor.start(stand.spec(["/bin/true"], "r3"), after="r2")  # by an engine that does not know it yet
-        told = stand.events(executor, lambda events: bool(_answers(events)))
-        assert [(type(event), event.run_id) for event in _answers(told)] == [(Rejected, "r3")]
+        events = stand.events(executor, lambda events: bool(_answers(events)))
+        assert [(type(event), event.run_id) for event in _answers(events)] == [(Rejected, "r3")]
         executor.start(stand.spec(["/bin/true"], "r2"))
         assert stand.end(executor, "r2").ok
         executor.start(stand.spec(["/bin/true"], "r3"), after="r2")

@@ -58,7 +58,7 @@ class ConditionContract:
 
     @settings(max_examples=25, deadline=None, suppress_health_check=INHERITED)
     @given(cuts=st.lists(st.integers(0, 1000), max_size=8))
-    def test_it_does_not_depend_on_how_often_is_looked(self, cuts: list[int]) -> None:
+    def test_it_does_not_depend_on_how_often_it_is_polled(self, cuts: list[int]) -> None:
         first = [match.step for match in self._look(self.matching, list(range(100)))][:1]
         assert [match.step for match in self._look(self.matching, cuts)][:1] == first
 

@@ -11,7 +11,7 @@ import functools
 import math
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,8 +52,7 @@ class RunCurves:
 class CurveCache:
     """Curves of the runs that were looked at last. Not thread-safe."""
 
-    def __init__(self, limit: int = MAX_CACHED) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._runs: OrderedDict[Path, RunCurves] = OrderedDict()
 
     def read(self, study: StudyConfig, run_dir: Path, *, is_over: bool) -> RunCurves:
@@ -66,13 +65,10 @@ class CurveCache:
             followed.is_over = is_over
         self._runs[run_dir] = followed
         total = sum(one.size for one in self._runs.values())
-        while total > self._limit and len(self._runs) > 1:
+        while total > MAX_CACHED and len(self._runs) > 1:
             _, dropped = self._runs.popitem(last=False)
             total -= dropped.size
         return followed
-
-    def clear(self) -> None:
-        self._runs.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +92,7 @@ class CurveRequest:
 def draw(cache: CurveCache, study: StudyConfig, outputs: Path, request: CurveRequest) -> dict[str, Any]:
     """Return the curves on one grid per metric, as JSON data."""
     read = {id_: cache.read(study, outputs / id_, is_over=over) for id_, _, over in request.runs[:MAX_RUNS]}
-    counts: dict[str, int] = {}
-    for followed in read.values():
-        for name in followed.steps:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for followed in read.values() for name in followed.steps)
     objective = study.objective.metric if study.objective else None
     known = sorted(counts, key=lambda name: (name != objective, -counts[name]))
     chosen = [name for name in request.metrics if name in counts] if request.metrics else known[:MAX_METRICS]
@@ -137,12 +130,12 @@ def _chart(
     }
 
 
-Place = Callable[[float], int]
-"""Bucket of a step; negative: outside."""
+FindBucket = Callable[[float], int]
+"""Returns the bucket of a step; negative: outside."""
 Buckets = tuple[list[float | None], list[float | None], list[float | None]]
 
 
-def _grid(all_steps: Sequence[array[float]], request: CurveRequest) -> tuple[list[float], Place, bool]:
+def _grid(all_steps: Sequence[array[float]], request: CurveRequest) -> tuple[list[float], FindBucket, bool]:
     """Return the x of each bucket, the function that finds the bucket of a step, and whether each step has its own."""
     points = max(2, min(request.points, MAX_POINTS))
     finite = [step for steps in all_steps for step in (steps[0], steps[-1]) if math.isfinite(step)] or [0.0]
@@ -182,7 +175,7 @@ def _find_exact(exact: Sequence[float], step: float) -> int:
     return at if at < len(exact) and exact[at] == step else -1
 
 
-def _buckets(steps: array[float], values: array[float], count: int, place: Place) -> Buckets:
+def _buckets(steps: array[float], values: array[float], count: int, place: FindBucket) -> Buckets:
     sums, numbers = [0.0] * count, [0] * count
     low: list[float | None] = [None] * count
     high: list[float | None] = [None] * count

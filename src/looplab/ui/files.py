@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -166,19 +167,14 @@ def read_file(root: Path, name: str, hidden: HeldOutFilter) -> ShownFile:
     return ShownFile("text/plain; charset=utf-8", (shown_text(data, hidden) + note).encode("utf-8", "replace"))
 
 
-class _open_inside:  # noqa: N801 (used like a function)
-    """Open a regular file below a folder, without following links; a context manager that yields its descriptor."""
-
-    def __init__(self, root: Path, name: str) -> None:
-        self._root, self._name = root, name
-
-    def __enter__(self) -> int:
-        with open_parent(self._root, self._name) as (parent, last):
-            self._file = os.open(last, READING | os.O_NOFOLLOW, dir_fd=parent)
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            os.close(self._file)
-            raise LabError(f"{self._name} is not a file")
-        return self._file
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+@contextlib.contextmanager
+def _open_inside(root: Path, name: str) -> Iterator[int]:
+    """Open a regular file below a folder, without following links, and yield its descriptor."""
+    with open_parent(root, name) as (parent, last):
+        file = os.open(last, READING | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise LabError(f"{name} is not a file")
+        yield file
+    finally:
+        os.close(file)

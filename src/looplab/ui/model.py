@@ -21,8 +21,8 @@ from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig, load_lab
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger import ledger as ledgers
-from looplab.ledger.feed import StudyFeed
-from looplab.ledger.ledger import Ledger, has_ledger
+from looplab.ledger.feed import ChainCheck, StudyFeed
+from looplab.ledger.ledger import Ledger, LedgerCopy, has_ledger
 from looplab.ledger.roles import COPIES, DECIDED, Origin, Role
 from looplab.ledger.view import JOBS_SUFFIX, RunRow, StudyView
 from looplab.measure.run_metrics import RunMetrics
@@ -320,6 +320,17 @@ class StudyModel:
         self.cells.put(run, (run, knobs, values), self.revision)
 
 
+def _stamp_copied(path: Path) -> tuple[tuple[int, int], ...]:
+    """Return the state of a ledger's files. A copy in memory is made of a ledger that is being created, or is of an
+    older version until an engine upgrades it."""
+    stamps = []
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        with contextlib.suppress(OSError):
+            status = os.stat(file)
+            stamps.append((status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
+
+
 class LabModel:
     """The lab: its file, its ledger, and a model of each study that was asked for.
 
@@ -336,10 +347,13 @@ class LabModel:
         self.problem: str | None = None
         """Why the ledger or the lab file cannot be read; None: it can."""
         self.seq = 0
+        self.chain = ChainCheck()
+        """How much of the ledger's chain was checked so far."""
         self._find_study = find_study
         self._engine_pid = engine_pid
         self._ledger: Ledger | None = None
         self._inode: tuple[int, int] | None = None
+        self._copied: tuple[tuple[int, int], ...] | None = None  # the state of the file, if the ledger is a copy of it
         self._version = -1
         self._looked = 0.0
         self._lab_stamp = self._stamp_lab()
@@ -503,13 +517,16 @@ class LabModel:
             inode = (status.st_dev, status.st_ino)
         except OSError:
             inode = None
-        if self._ledger is not None and inode == self._inode:
+        copied = _stamp_copied(path) if isinstance(self._ledger, LedgerCopy) else None
+        if self._ledger is not None and inode == self._inode and copied == self._copied:
             return
         had = self._ledger is not None
         self._drop_ledger()
         if inode is None and not has_ledger(path):
             return
+        copied = _stamp_copied(path)
         self._ledger = ledgers.open_for_reading(path)
+        self._copied = copied if isinstance(self._ledger, LedgerCopy) else None
         self._ledger.limit_cache(CACHE_KB)
         self._inode = inode
         self._version = -1

@@ -22,13 +22,16 @@ from looplab.ledger.versions import read_versions
 from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.summary import from_dict
 from looplab.report import wording
+from looplab.report.compare import MISSING, differing
 from looplab.report.html import short
 from looplab.report.importance import LABEL, importance
 from looplab.report.judged import mix_facts
-from looplab.report.overview import WINDOW_S, judge_facts, overview_facts, study_overview, verdict_facts
+from looplab.report.language import in_each
+from looplab.report.overview import Need, judge_facts, overview_facts, study_overview, verdict_facts
 from looplab.runs import folder
 from looplab.ui.files import HeldOutFilter, ShownFile, list_files, read_file
 from looplab.ui.model import CORE, LabModel, StudyModel
+from looplab.untrusted import dump_json
 
 MAX_TEXT = 4000
 MAX_EVENTS_OF_RUN = 100
@@ -65,7 +68,7 @@ def _changes(changes: Mapping[str, Any]) -> list[dict[str, Any]]:
 # -- now
 
 
-def now_page(model: LabModel, name: str, *, since: int, window: float = WINDOW_S) -> dict[str, Any]:
+def now_page(model: LabModel, name: str, *, since: int, window: float) -> dict[str, Any]:
     """Return the study at a glance.
 
     Args:
@@ -75,15 +78,19 @@ def now_page(model: LabModel, name: str, *, since: int, window: float = WINDOW_S
     record, study = model.view(name), model.study(name)
     now, engine = time.time(), model.engine(name)
     facts: dict[str, Any] = {"at": now, "seq": model.seq, "engine": engine, "problem": model.problem}
+    needs = [] if model.problem is None else [Need("problem", text=model.problem)]
     if record is None:
-        return {**facts, "counts": {}, "needs": [{"kind": "nothing yet"}]}
+        return {**facts, "counts": {}, "needs": [_need(Need("nothing yet"))]}
     found = study_overview(
         study.config, record, now=now, engine=engine, since=_time_of(model, since), window=window,
         judge=model.judged(name),
     )  # fmt: skip
     shown = overview_facts(found, record, study.live)
-    problem = [] if model.problem is None else [{"kind": "problem", "text": model.problem}]
-    return {**shown, **facts, "is_first": since == 0, "needs": [*problem, *shown["needs"]]}
+    return {**shown, **facts, "is_first": since == 0, "needs": [_need(one) for one in (*needs, *found.needs)]}
+
+
+def _need(need: Need) -> dict[str, Any]:
+    return {"kind": need.kind, "sentence": in_each(lambda: need.sentence)}
 
 
 def _time_of(model: LabModel, seq: int) -> float:
@@ -163,7 +170,9 @@ def run_page(model: LabModel, name: str, run_name: str) -> dict[str, Any]:
             }
             for one in record.events_of("watched", run.id)
         ],
-        "events": [_event(one, study) for one in read_events(record.ledger, study=name, run=run.id, limit=100)],
+        "events": [
+            _event(one, study) for one in read_events(record.ledger, study=name, run=run.id, limit=MAX_EVENTS_OF_RUN)
+        ],
         "reproduce": f"looplab reproduce {run.id}" + (f" --study {name}" if len(model.lab.studies) > 1 else ""),
     }
 
@@ -213,7 +222,7 @@ def _capsule(run_dir: Path) -> list[tuple[str, str]]:
     for key in ("cwd", "python", "code", "git", "machine", "seeds", "data", "packages_hash"):
         value = capsule.get(key)
         if value not in (None, "", [], {}):
-            lines.append((key, value if isinstance(value, str) else wording.to_json(value)))
+            lines.append((key, value if isinstance(value, str) else dump_json(value)))
     packages = capsule.get("packages")
     if isinstance(packages, list):
         lines.append(("packages", f"{len(packages)}: " + ", ".join(map(str, packages[:400]))))
@@ -232,25 +241,22 @@ def compare_page(model: LabModel, name: str, runs: Sequence[str]) -> dict[str, A
     configs = []
     for row in rows:
         try:
-            configs.append(paths.flatten(record.config_of(row, study.outputs / row.id)))
+            configs.append(record.config_of(row, study.outputs / row.id))
         except LabError:
             configs.append({})
-    keys = list(dict.fromkeys(key for config in configs for key in config))
-    differ = [key for key in keys if any(config.get(key, ...) != configs[0].get(key, ...) for config in configs)]
     summaries = [folder.read_json(study.outputs / row.id, "summary.json", strict=False) for row in rows]
     metrics = [{one["metric"]: one for one in _metrics(summary, study.hidden)} for summary in summaries]
     names = list(dict.fromkeys(metric for one in metrics for metric in one))
     return {
         "runs": [row.id for row in rows],
         "config": [
-            (wording.plain(key),
-             [wording.shown(wording.value(key, one[key])) if key in one else None for one in configs])
-            for key in differ[:400]
+            (wording.plain(key), [None if value is MISSING else wording.shown(value) for value in values])
+            for key, values in list(differing(configs).items())[:400]
         ],
         "metrics": [
             (metric, [one[metric]["last"] if metric in one else None for one in metrics]) for metric in names[:200]
         ],
-    }  # fmt: skip
+    }
 
 
 def importance_page(model: LabModel, name: str) -> dict[str, Any]:
@@ -494,7 +500,7 @@ def _event(event: Event, study: StudyModel | None) -> dict[str, Any]:
         data = {key: value for key, value in data.items() if key != "text"}
     if event.kind in ("study configured", "options", "planned"):
         data = {key: value for key, value in data.items() if key not in ("configuration", "plan")}
-    text = wording.cut(wording.plain(wording.to_json(data)), 1500)
+    text = wording.cut(wording.plain(dump_json(data)), 1500)
     if study is not None:
         text = study.hidden.clean(text) if event.kind in ("said", "alarm", "watched") else text
     return {"seq": event.seq, "at": event.at, "kind": event.kind, "study": event.study, "run": event.run,
@@ -502,18 +508,17 @@ def _event(event: Event, study: StudyModel | None) -> dict[str, Any]:
 
 
 def record_page(
-    model: LabModel, chain: ChainCheck, *, after: int, before: int | None, study: str | None, kind: str | None,
-    limit: int,
-) -> dict[str, Any]:  # fmt: skip
+    model: LabModel, *, after: int, before: int | None, study: str | None, kind: str | None, limit: int
+) -> dict[str, Any]:
     """Return events, the head, how much of the chain was checked, and the last anchor."""
     model.refresh()
     ledger = model.ledger
     if ledger is None:
         return {"events": [], "head": None, "chain": None, "anchor": None}
     until = time.monotonic() + CHAIN_S
-    if chain.checked > ledger.head()[0]:
-        chain.__init__()  # type: ignore[misc]  # the ledger was replaced
-    while chain.advance(ledger) and time.monotonic() < until:
+    if model.chain.checked > ledger.head()[0]:  # the ledger was replaced
+        model.chain = ChainCheck()
+    while model.chain.advance(ledger) and time.monotonic() < until:
         pass
     events = read_events(ledger, after=after, before=before, study=study, kind=kind, limit=limit)
     models = {name: model.study(name) for name in model.studies()}
@@ -521,7 +526,7 @@ def record_page(
     return {
         "events": [_event(one, models.get(one.study)) for one in events],
         "head": {"ledger": ledger.id(), "seq": seq, "hash": digest},
-        "chain": {"checked": chain.checked, "broken": chain.broken},
+        "chain": {"checked": model.chain.checked, "broken": model.chain.broken},
         "anchor": last_anchor(ledger),
         "path": str(ledger.path),
     }

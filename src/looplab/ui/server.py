@@ -31,7 +31,6 @@ from starlette.routing import Route
 
 from looplab import __version__
 from looplab.errors import LabError
-from looplab.ledger.feed import ChainCheck
 from looplab.ledger.view import MAX_RUN_DIGITS
 from looplab.report.overview import WINDOW_S
 from looplab.ui import pages
@@ -84,7 +83,6 @@ class PageServer:
         self._model = model
         self._rules = rules
         self._hooks = hooks
-        self._chain = ChainCheck()
         self._curves = CurveCache()
         self._ledger_thread = ThreadPoolExecutor(1, "ledger")
         self._curve_thread = ThreadPoolExecutor(1, "curves")
@@ -95,7 +93,7 @@ class PageServer:
         self._now: dict[tuple[str, int, float], tuple[float, dict[str, Any]]] = {}
         self.app = Starlette(
             routes=[
-                Route("/", self._static("index.html")),
+                Route("/", self._asset("looplab.ui", "web", "index.html")),
                 Route("/web/{name:path}", self._asset("looplab.ui", "web")),
                 Route("/assets/{name:path}", self._asset("looplab.report", "assets")),
                 *(Route(f"/api/{name}", self._api(make)) for name, make in self._reading().items()),
@@ -165,7 +163,7 @@ class PageServer:
             "versions": lambda _: self._refreshed(lambda: pages.versions_page(model)),
             "pipelines": lambda _: self._refreshed(lambda: pages.pipelines_page(model, self._hooks.pipelines)),
             "record": lambda query: pages.record_page(
-                model, self._chain, after=_whole(query, "after"), study=query.get("study"), kind=query.get("kind"),
+                model, after=_whole(query, "after"), study=query.get("study"), kind=query.get("kind"),
                 before=_whole(query, "before") or None, limit=_whole(query, "limit", 200),
             ),
         }  # fmt: skip
@@ -356,15 +354,9 @@ class PageServer:
 
     # -- assets
 
-    def _static(self, name: str) -> Handler:
+    def _asset(self, package: str, place: str, name: str | None = None) -> Handler:
         async def answer(request: Request) -> Response:
-            return _file_answer("looplab.ui", "web", name, request)
-
-        return answer
-
-    def _asset(self, package: str, place: str) -> Handler:
-        async def answer(request: Request) -> Response:
-            return _file_answer(package, place, request.path_params["name"], request)
+            return _file_answer(package, place, name or request.path_params["name"], request)
 
         return answer
 

@@ -31,7 +31,6 @@
 // Pointer: drag zooms, Shift and drag pans, Ctrl and wheel zooms at the pointer, a double click resets. Keys, when the
 // chart is focused: left and right move the cursor, + and − zoom, Shift with arrows pans, 0 or Escape resets.
 //
-//   bucket(x, y, low, high, n) → {x, y, low, high}    the mean, min and max of n equal parts of [low, high]
 //   smoothed(x, y, tau) → y                           exponential average with time constant tau in units of x
 
 import { el, hideTip, show, showTip } from "./dom.js";
@@ -54,34 +53,6 @@ export function smoothed(x, y, tau) {
     last = x[i];
     return sum / weight;
   });
-}
-
-export function bucket(x, y, low, high, n) {
-  const width = (high - low) / n || 1;
-  const out = { x: [], y: [], low: [], high: [] };
-  let [at, sum, k, least, most] = [-1, 0, 0, Infinity, -Infinity];
-  const close = () => {
-    if (!k) return;
-    out.x.push(low + (at + 0.5) * width);
-    out.y.push(sum / k);
-    out.low.push(least);
-    out.high.push(most);
-  };
-  x.forEach((place, i) => {
-    const value = y[i];
-    if (place < low || place > high || value === null || !Number.isFinite(value)) return;
-    const own = Math.min(n - 1, Math.floor((place - low) / width));
-    if (own !== at) {
-      close();
-      [at, sum, k, least, most] = [own, 0, 0, Infinity, -Infinity];
-    }
-    sum += value;
-    k += 1;
-    least = Math.min(least, value);
-    most = Math.max(most, value);
-  });
-  close();
-  return out;
 }
 
 export const cssColour = (name) =>

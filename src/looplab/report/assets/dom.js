@@ -12,8 +12,10 @@
 //   showTip(event, nodes), hideTip()                         one tooltip for the page
 //   new Focus()                                              the hovered, picked and filtered items that figures share
 //   card(title, wide, ...controls), tick(name, change)       a section with a heading; a labelled check box
+//   portion(share, attributes)                               a part of a bar
+//   languageMenu(change)                                     a menu of the languages; `change` gets the code of the chosen one
 
-import { t } from "./i18n.js";
+import { LANGUAGES, language, t } from "./i18n.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -90,6 +92,19 @@ export function card(title, wide, ...controls) {
 export function tick(name, change, checked = false) {
   const box = el("input", { type: "checkbox", checked, onchange: () => change(box.checked) });
   return el("label", {}, box, name);
+}
+
+export function languageMenu(change) {
+  const options = Object.entries(LANGUAGES).map(([code, name]) => el("option", { value: code, text: name, selected: code === language }));
+  const menu = el("select", { class: "quiet language", "aria-label": t("Language"), onchange: () => change(menu.value) }, ...options);
+  return menu;
+}
+
+// A part of a bar, as wide as its share of it.
+export function portion(share, attributes) {
+  const node = el("div", attributes);
+  node.style.width = `${100 * within(share, 0, 1)}%`;
+  return node;
 }
 
 const tip = el("div", { class: "tip", hidden: true, role: "status" });

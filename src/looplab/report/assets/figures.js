@@ -517,7 +517,7 @@ export class Timeline extends Figure {
 
 export class Lineage extends Figure {
   constructor(host, options) {
-    super(host, { across: t("run number"), goal: "max", height: 320, ...options });
+    super(host, { across: t("run number"), goal: "max", ...options });
     this.redraw();
   }
   draw() {
@@ -527,7 +527,6 @@ export class Lineage extends Figure {
     const measured = this.nodes.filter((node) => node.value !== null);
     if (!measured.length) return this.text(this.width / 2, tall / 2, t("nothing has been measured yet"), { "text-anchor": "middle" });
     const range = extent(measured.map((node) => node.value), 0.2, 1.5);
-    this.cut = range.cut;
     const y = linear(range.low, range.high, tall - this.bottom - 6, this.top + 12);
     const x = linear(Math.min(...measured.map((node) => node.n)), Math.max(...measured.map((node) => node.n)), this.left + 10, this.width - this.right - 10);
     this.yAxis(y, 6);

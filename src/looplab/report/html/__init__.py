@@ -7,6 +7,7 @@ The page sends no requests, and nothing in the data can run: its policy allows o
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -22,6 +23,7 @@ from looplab.report.fanova import LABEL as FANOVA_LABEL
 from looplab.report.importance import LABEL, Importance
 from looplab.report.judged import Judged, MixFacts
 from looplab.report.language import LANGUAGES, in_each, texts
+from looplab.untrusted import dump_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +71,7 @@ def _texts() -> dict[str, dict[str, str]]:
     data = {*STATES, LABEL, FANOVA_LABEL}  # words that come with the data
     found = {}
     for name in LANGUAGES[1:]:
-        found[name] = {key: text for key, text in texts(name).items() if key in data or wording.to_json(key) in scripts}
+        found[name] = {key: text for key, text in texts(name).items() if key in data or dump_json(key) in scripts}
     return found
 
 
@@ -153,13 +155,13 @@ def study_page(
     return page(f"{facts.study} – looplab", data, *SCRIPTS)
 
 
-def index_page(lab: str, studies: Sequence[StudyFacts], live: str | None = None) -> str:
+def index_page(lab: str, studies: Sequence[StudyFacts], live: str) -> str:
     """Return a page that lists studies, each with a link to its own page next to it.
 
     Args:
         lab: The name of the lab.
         studies: Its studies.
-        live: The file with the live page; None: there is none.
+        live: The file with the live page.
     """
     data = {
         "lab": lab,
@@ -293,12 +295,8 @@ def short_names(knobs: Sequence[KnobFacts]) -> list[str]:
 
 def _last_metrics(facts: StudyFacts) -> list[str]:
     """Return the metrics that most runs have, without the objective."""
-    counts: dict[str, int] = {}
-    for run in facts.runs:
-        for name in run.metrics:
-            counts[name] = counts.get(name, 0) + 1
-    counts.pop(facts.metric or "", None)
-    return sorted(counts, key=lambda name: -counts[name])[:LAST_METRICS]
+    counts = Counter(name for run in facts.runs for name in run.metrics if name != facts.metric)
+    return [name for name, _ in counts.most_common(LAST_METRICS)]
 
 
 def _curves(

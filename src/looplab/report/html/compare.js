@@ -90,9 +90,8 @@ const charts = [];
 
 function drawCurves(host) {
   for (const [metric, curves] of DATA.curves) {
-    const box = el("input", { type: "checkbox", onchange: () => chart.set({ log: box.checked }) });
     const positive = curves.some((curve) => curve[2].some((value) => value > 0));
-    const node = card(metric, false, positive ? el("label", {}, box, t("log scale")) : null);
+    const node = card(metric, false, positive ? tick(t("log scale"), (on) => chart.set({ log: on })) : null);
     const place = el("div");
     node.append(place);
     host.append(node);
@@ -104,7 +103,7 @@ function drawCurves(host) {
 
 const title = t("{study}: {n} runs side by side", { study: DATA.study, n: RUNS.length });
 const meaning = t("the other runs are compared with the first");
-page.append(el("header", { class: "study-head" }, el("h1", { text: title }), el("p", { text: meaning }), languageMenu()));
+page.append(el("header", { class: "study-head" }, el("h1", { text: title }), el("p", { text: meaning }), languageMenu(chooseLanguage)));
 const grid = el("div", { class: "grid halves" });
 page.append(grid);
 drawRuns(grid);

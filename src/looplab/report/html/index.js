@@ -2,8 +2,8 @@
 
 const DATA = readData();
 const page = document.getElementById("page");
-page.append(el("header", { class: "study-head" }, el("h1", { text: DATA.lab }), el("p", { text: t("{n} {n|study|studies}", { n: DATA.studies.length }) }), languageMenu()));
-if (DATA.live) page.append(el("p", {}, el("a", { href: DATA.live, text: t("The live page at that time") })));
+page.append(el("header", { class: "study-head" }, el("h1", { text: DATA.lab }), el("p", { text: t("{n} {n|study|studies}", { n: DATA.studies.length }) }), languageMenu(chooseLanguage)));
+page.append(el("p", {}, el("a", { href: DATA.live, text: t("The live page at that time") })));
 for (const study of DATA.studies) {
   const link = el("a", { href: `${encodeURIComponent(study.name)}.html`, text: study.name });
   const node = el("section", { class: "card wide index-card", "aria-label": study.name }, el("h2", {}, link));

@@ -41,7 +41,7 @@ function drawJudged(host) {
       tell: (i) => describe(i, el("div", { text: why(i).why }), ...why(i).flags.map((text) => el("div", { text }))),
     });
     const keys = [...new Set(able.map((one) => one.verdict))].map((verdict) =>
-      el("span", { class: "key" }, icon(`t-${verdict}`, SHAPES[VERDICT_SHAPES[verdict] ?? 0](6, 6, 4)), t(verdict)),
+      legendKey(`t-${verdict}`, SHAPES[VERDICT_SHAPES[verdict] ?? 0](6, 6, 4), t(verdict)),
     );
     if (judge.sigma) keys.push(el("span", { class: "key" }, el("i", { class: "noise-mark" }), t("the noise of one run")));
     if (shown.some((one) => !tested(one))) keys.push(el("span", { text: t("dashed: one run, no test") }));
@@ -58,13 +58,8 @@ function drawJudged(host) {
 
 // How much of the study's error probability is spent, and held by open tests.
 function alphaMeter(alpha, spent, reserved) {
-  const bar = (part, style) => {
-    const node = el("div", { class: style });
-    node.style.width = `${Math.min(100, (100 * part) / alpha)}%`;
-    return node;
-  };
   const text = t("alpha {alpha}: {spent} spent, {reserved} reserved by open tests", { alpha: show(alpha, 2), spent: show(spent, 2), reserved: show(reserved, 2) });
-  const meter = el("div", { class: "meter alpha", role: "img", "aria-label": text }, bar(spent, "spent"), bar(reserved, "held"));
+  const meter = el("div", { class: "meter alpha", role: "img", "aria-label": text }, portion(spent / alpha, { class: "spent" }), portion(reserved / alpha, { class: "held" }));
   return el("div", { class: "alpha-row" }, el("span", { class: "small muted", text }), meter);
 }
 

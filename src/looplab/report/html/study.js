@@ -52,7 +52,7 @@ function drawHead() {
   const way = DATA.goal === "max" ? t("{metric}, {at} value, larger is better", values) : t("{metric}, {at} value, smaller is better", values);
   const goal = DATA.metric ? way : t("no objective is set");
   const time = el("p", { class: "small", text: t("as of {time}", { time: DATA.time }) });
-  page.append(el("header", { class: "study-head" }, el("h1", { text: DATA.study }), el("p", { text: goal }), time, languageMenu()));
+  page.append(el("header", { class: "study-head" }, el("h1", { text: DATA.study }), el("p", { text: goal }), time, languageMenu(chooseLanguage)));
   page.append(el("div", { class: "tiles" }, bestTile(), runsTile(), changeTile(), usedTile()));
   for (const alarm of DATA.alarms) {
     page.append(el("div", { class: "alarm", role: "alert" }, el("b", { text: t("Alarm") }), ` ${alarm}`));
@@ -112,10 +112,7 @@ function usedTile() {
   const list = el("div", { class: "budget" });
   for (const [name, text, part] of DATA.budget) {
     list.append(el("span", { class: "muted", text: t(name) }), el("span", { text }));
-    if (part === null) continue;
-    const bar = el("div");
-    bar.style.width = `${Math.min(100, 100 * part)}%`;
-    list.append(el("div", { class: "meter bar" }, bar));
+    if (part !== null) list.append(el("div", { class: "meter bar" }, portion(part)));
   }
   return tile(t("used"), list);
 }
@@ -256,15 +253,15 @@ function drawBest(host) {
   const own = new Set(order.map((run) => RUNS[run].by));
   const keys = DATA.proposers.flatMap((name, kind) => {
     const shape = SHAPES[kind % SHAPES.length](6, 6, 4);
-    return own.has(name) ? [el("span", { class: "key" }, icon(`f${kind % 8}`, shape), name)] : [];
+    return own.has(name) ? [legendKey(`f${kind % 8}`, shape, name)] : [];
   });
   if (RUNS.some((run, i) => isRepeat(i) && run.obj !== null)) {
-    keys.push(el("span", { class: "key" }, icon("repeat", SHAPES[0](6, 6, 2)), t("replicates")));
+    keys.push(legendKey("repeat", SHAPES[0](6, 6, 2), t("replicates")));
   }
   for (const status of new Set(RUNS.filter((run) => run.obj === null).map((run) => run.status))) {
     const shape = isOpen(status) ? SHAPES[0] : CROSS;
     const name = status === "ok" ? t("ok, but not measured") : t(status);
-    keys.push(el("span", { class: "key" }, icon(`cross x-${status}`, shape(6, 6, 3)), name));
+    keys.push(legendKey(`cross x-${status}`, shape(6, 6, 3), name));
   }
   if (chart.cut) keys.push(el("span", { text: t("outliers are clipped to the edge") }));
   if (chart.drawn < RUNS.length) keys.push(el("span", { text: t("{n} of {m} drawn", { n: chart.drawn, m: RUNS.length }) }));

@@ -34,7 +34,7 @@ export class AgentsPage {
       const cost = spent.get(one.name);
       return [one.name, one.proposals, el("span", { class: "v-keep", text: String(one.kept) }), one.partial, one.discarded, one.crashed, one.waiting, `${Math.round(100 * one.mean)} %`, cost ? `$${cost.toFixed(2)}` : "", cost && one.kept ? `$${(cost / one.kept).toFixed(2)}` : ""];
     });
-    const names = [t("proposals"), t("kept"), t("partly"), t("discarded"), t("crashed"), t("waiting"), t("credit"), t("cost"), t("a keep cost")];
+    const names = [t("proposals"), t("kept"), t("partly"), t("discarded"), t("crashed"), t("waiting"), t("credit"), t("cost"), t("cost per keep")];
     const shown = [...spent.values()].some(Boolean) ? names : names.slice(0, -2); // no agent has a price
     const heads = [{ name: t("proposer") }, ...shown.map((name) => ({ name, num: true }))];
     this.credit.replaceChildren(plainTable(heads, rows.map((cells) => cells.slice(0, heads.length)), { empty: t("No proposals yet.") }), el("p", { class: "muted small", text: t("Credit: the chance that the next proposal is kept, estimated from earlier ones; partly: replicated, but not kept.") }));

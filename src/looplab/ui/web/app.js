@@ -1,8 +1,8 @@
 // The shell: header, tabs, the page of a tab, and the address, which has all state: a link is a view.
 
-import { el } from "../assets/dom.js";
+import { el, languageMenu } from "../assets/dom.js";
 import { AgentsPage } from "./agents.js";
-import { LANGUAGES, ago, day, keepLanguage, language, loadLanguage, preferredLanguage, t } from "./i18n.js";
+import { ago, day, keepLanguage, loadLanguage, preferredLanguage, t } from "./i18n.js";
 import { JudgePage } from "./judge.js";
 import { LineagePage } from "./lineage.js";
 import { NowPage } from "./now.js";
@@ -99,11 +99,7 @@ class App {
     this.fresh = el("span", { class: "fresh", title: t("when the server last answered") });
     this.steering = el("div", { class: "steer" });
     const theme = el("button", { class: "quiet", title: t("Light or dark"), "aria-label": t("Light or dark"), text: "◐", onclick: () => this.switchTheme() });
-    const languages = el(
-      "select",
-      { class: "quiet", "aria-label": t("Language"), onchange: () => this.switchLanguage(languages.value) },
-      ...Object.entries(LANGUAGES).map(([code, name]) => el("option", { value: code, text: name, selected: code === language })),
-    );
+    const languages = languageMenu((code) => this.switchLanguage(code));
     this.main = el("main", { id: "main", tabindex: "-1" });
     this.problem = el("p", { class: "problem", role: "alert", hidden: true });
     this.host.replaceChildren(
@@ -124,7 +120,6 @@ class App {
     const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = isDark ? "light" : "dark";
     localStorage.setItem("looplab-theme", root.dataset.theme);
-    dispatchEvent(new Event("themechange"));
     this.route(true);
   }
   async switchLanguage(code) {

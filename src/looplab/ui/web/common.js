@@ -3,10 +3,11 @@
 //   runLink(app, id)            a link to the page of a run
 //   verdictMark(verdict)        a verdict as a word with its colour and shape
 //   effectText(effect, low, high)   0.21 [0.18, 0.25], with decimals that fit the interval
+//   evidenceText(verdict)       its p and the boundary that it had to pass
 //   panel(title, ...children)   a card; columns(left, right) two columns of them; facts(pairs) a list of names and values; plainTable(heads, rows), where a head {name, num, wide: true} makes rows of a narrow page stack
 //   every(ms, ask)              call ask now and again while the page is seen; returns a function that ends it
 
-import { el, show } from "../assets/dom.js";
+import { el, pValue, show } from "../assets/dom.js";
 import { SHAPES, VERDICT_SHAPES, icon } from "../assets/figures.js";
 import { t } from "./i18n.js";
 
@@ -30,6 +31,8 @@ export function effectText(effect, low, high) {
   const fixed = (value) => value.toFixed(decimals).replace(/^-(0(\.0*)?)$/, "$1").replace("-", "−");
   return `${fixed(effect)} [${fixed(low)}, ${fixed(high)}]`;
 }
+
+export const evidenceText = (one) => (one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`);
 
 export function panel(title, ...children) {
   return el("section", { class: "card", "aria-label": title }, title ? el("div", { class: "bar-top" }, el("h2", { text: title })) : null, ...children);

@@ -1,9 +1,9 @@
 // The account of the judge: every verdict with its interval and its bar, alpha, noise, held-out reads, drift.
 
 import { LineChart } from "../assets/charts.js";
-import { Focus, el, honest, pValue, show, svg } from "../assets/dom.js";
+import { Focus, el, honest, portion, show, svg } from "../assets/dom.js";
 import { Forest, forestRows, linear } from "../assets/figures.js";
-import { columns, effectText, every, facts, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
+import { columns, effectText, every, evidenceText, facts, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
 import { day, inLanguage, t } from "./i18n.js";
 import { get } from "./store.js";
 
@@ -53,7 +53,7 @@ export class JudgePage {
     this.drawDrift(drift, found);
   }
   tell(one) {
-    return [el("b", { text: one.run }), ` ${t(one.verdict)}`, el("div", { text: `${effectText(one.effect, one.low, one.high)}${one.p === null ? "" : `, p ${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`}` }), el("div", { class: "why", text: one.why })];
+    return [el("b", { text: one.run }), ` ${t(one.verdict)}`, el("div", { text: `${effectText(one.effect, one.low, one.high)}${one.p === null ? "" : `, p ${evidenceText(one)}`}` }), el("div", { class: "why", text: one.why })];
   }
   drawAlpha(host, { judge, entries }) {
     if (judge.by !== "test") {
@@ -62,17 +62,10 @@ export class JudgePage {
     }
     const bar = el("div", { class: "meter tall parts", role: "img", "aria-label": t("alpha spent {spent} of {alpha}", { spent: show(judge.spent, 2), alpha: judge.alpha }) });
     const tested = entries.filter((one) => one.alpha !== null && one.verdict !== "keep");
-    for (const one of tested) {
-      const piece = el("div", { class: "spent", title: `${one.run}: ${show(one.alpha, 2)}` });
-      piece.style.width = `${(100 * one.alpha) / judge.alpha}%`;
-      bar.append(piece);
-    }
-    const other = el("div", { class: "spent", title: t("tests that ended without a p") });
-    other.style.width = `${(100 * Math.max(0, judge.spent - tested.reduce((sum, one) => sum + one.alpha, 0))) / judge.alpha}%`;
-    bar.append(other);
-    const held = el("div", { class: "held", title: t("reserved by open tests") });
-    held.style.width = `${(100 * judge.reserved) / judge.alpha}%`;
-    bar.append(held);
+    const part = (alpha, style, title) => bar.append(portion(alpha / judge.alpha, { class: style, title }));
+    for (const one of tested) part(one.alpha, "spent", `${one.run}: ${show(one.alpha, 2)}`);
+    part(judge.spent - tested.reduce((sum, one) => sum + one.alpha, 0), "spent", t("tests that ended without a p"));
+    part(judge.reserved, "held", t("reserved by open tests"));
     host.append(
       bar,
       facts([
@@ -138,8 +131,7 @@ export class JudgePage {
   }
   tests({ judge, entries }) {
     const open = judge.tests.map((one) => [runLink(this.app, one.run), nowrap(t("under test")), one.look, one.runs, "", "", "", one.alpha === null ? "" : show(one.alpha, 2), "", ""]);
-    const rows = [...entries].reverse().map((one) => [runLink(this.app, one.run), verdictMark(one.verdict), one.look || "", one.n || "", honest(one.mean, one.sd), effectText(one.effect, one.low, one.high), one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`, one.alpha === null ? "" : show(one.alpha, 2), one.at ? nowrap(day(one.at)) : "", el("span", {}, one.why)]);
-    const card = panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / boundary"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why"), wide: true }], [...open, ...rows]));
-    return card;
+    const rows = [...entries].reverse().map((one) => [runLink(this.app, one.run), verdictMark(one.verdict), one.look || "", one.n || "", honest(one.mean, one.sd), effectText(one.effect, one.low, one.high), evidenceText(one), one.alpha === null ? "" : show(one.alpha, 2), one.at ? nowrap(day(one.at)) : "", el("span", {}, one.why)]);
+    return panel(t("All verdicts"), plainTable([{ name: t("run") }, { name: t("verdict") }, { name: t("looks"), num: true }, { name: "n", num: true }, { name: t("mean"), num: true }, { name: t("better by, 95 %"), num: true }, { name: t("p / boundary"), num: true }, { name: t("alpha"), num: true }, { name: t("when") }, { name: t("why"), wide: true }], [...open, ...rows]));
   }
 }

@@ -5,7 +5,7 @@ import { Lineage } from "../assets/figures.js";
 import { facts, panel, plainTable, runLink, verdictMark } from "./common.js";
 import { day, t } from "./i18n.js";
 import { showFile } from "./run.js";
-import { get } from "./store.js";
+import { get, improvements } from "./store.js";
 
 export class LineagePage {
   constructor(host, app) {
@@ -49,15 +49,7 @@ export class LineagePage {
     const leads = [...store.rows.values()].filter((row) => row.lead === row.id && row.role !== "imported");
     const lead = (id) => (store.rows.get(id) || {}).lead || id;
     const base = leads.find((row) => row.role === "base");
-    const sign = study.goal === "max" ? 1 : -1;
-    if (!champions.size) {
-      let best = null;
-      for (const row of [...leads].sort((a, b) => a.n - b.n)) {
-        if (row.mean === null || row.mean === undefined || (best !== null && sign * row.mean <= sign * best)) continue;
-        best = row.mean;
-        champions.add(row.id);
-      }
-    }
+    if (!champions.size) for (const row of improvements(leads, study.goal)) champions.add(row.id);
     const nodes = leads.map((row) => ({ id: row.id, name: row.id, parent: row.parent ? lead(row.parent) : base && row !== base ? base.id : null, n: row.n, value: row.mean ?? null, verdict: row.verdict, isChampion: champions.has(row.id) }));
     if (!nodes.some((node) => node.value !== null)) {
       this.figure = null;

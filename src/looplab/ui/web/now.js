@@ -1,12 +1,12 @@
 // The glance: what happened since you last looked, the champion, what runs, what waits and why, what it costs.
 
 import { LineChart } from "../assets/charts.js";
-import { Focus, duration, el, honest, pValue, show } from "../assets/dom.js";
+import { Focus, duration, el, honest, portion, show } from "../assets/dom.js";
 import { Progress, SHAPES, Timeline, VERDICT_SHAPES } from "../assets/figures.js";
-import { columns, effectText, every, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
-import { ago, clock, day, t } from "./i18n.js";
+import { columns, effectText, every, evidenceText, nowrap, panel, plainTable, runLink, verdictMark } from "./common.js";
+import { ago, clock, day, inLanguage, t } from "./i18n.js";
 import { proposalForm } from "./steering.js";
-import { get, lab } from "./store.js";
+import { get, improvements, lab } from "./store.js";
 
 const WINDOWS = [["600", "10 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"]];
 const AWAY_MS = 5 * 60 * 1000;
@@ -32,21 +32,6 @@ class Visit {
     localStorage.setItem(this.key, JSON.stringify(this.kept));
   }
 }
-
-const NEEDS = {
-  problem: (one) => t("The ledger cannot be read: {text}", one),
-  alarms: (one) => t("{n} {n|alarm|alarms} to check before you trust the results", one),
-  "ended early": (one) => t("The last engine ended early: {text}", one),
-  unfinished: (one) => t("{n} unfinished {n|run|runs}, but no engine is running: looplab resume", one),
-  waiting: (one) => t("{n} {n|proposal waits|proposals wait}, but no engine is running: looplab run", one),
-  paused: () => t("The study is paused"),
-  "no objective": () => t("The study has no objective: looplab objective METRIC"),
-  "not comparable": (one) => t("{n} {n|run was|runs were} measured with another objective: looplab remeasure", one),
-  agent: (one) => t("The last agent call failed: {text}", one),
-  alpha: () => t("Alpha is almost used up: hardly anything can still be promoted"),
-  "held out": () => t("The held-out metric may no longer be read"),
-  "nothing yet": () => t("Nothing has run yet: looplab plan shows what would run, looplab run starts it"),
-};
 
 export class NowPage {
   constructor(host, app) {
@@ -152,7 +137,7 @@ export class NowPage {
       parts.push(alarms ? t("{n} {n|alarm|alarms}.", { n: alarms }) : t("No alarms."));
     }
     const when = !isFirst ? t("Since your last visit, {time} ago", { time: ago(found.at - since.since) }) : t("So far");
-    const needs = (found.needs || []).map((one) => el("li", { text: NEEDS[one.kind] ? NEEDS[one.kind](one) : one.kind }));
+    const needs = (found.needs || []).map((one) => el("li", { text: inLanguage(one.sentence) }));
     this.headline.replaceChildren(
       el("p", { class: "when" }, !isFirst ? el("button", { class: "quiet", title: t("Start counting from now"), onclick: () => this.markSeen(), text: when + " ✓" }) : when),
       el("h1", { text: parts.join(" ") || t("Nothing has run yet.") }),
@@ -182,7 +167,7 @@ export class NowPage {
       const better = gain ? t("better than the base by {effect}", { effect: effectText(gain.effect, gain.low, gain.high) }) : judge.champion === judge.base ? t("the base: nothing has beaten it yet") : null;
       tiles.push(tile(t("champion") + (study.metric ? ` · ${study.metric}` : ""), honest(judge.mean, judge.sd), "best", el("span", {}, runLink(this.app, judge.champion), ` · n ${judge.runs}`), better));
     } else if (study.metric) {
-      const best = this.best();
+      const best = improvements(this.app.store.rows.values(), study.goal).pop();
       if (best) tiles.push(tile(t("best so far") + ` · ${study.metric}`, honest(best.mean, best.sd), "best", el("span", {}, runLink(this.app, best.id), ` · n ${best.measured}`), judge ? t("noise of the base: {have} of {needed} runs", { have: judge.floor[0], needed: judge.floor[1] }) : best.measured > 1 ? null : t("one run is a hint")));
     }
     if (judge) {
@@ -190,12 +175,8 @@ export class NowPage {
       tiles.push(tile(t("under test"), tests.length ? String(tests.length) : t("nothing"), tests.length ? "" : "calm", ...(tests.length ? tests.slice(0, 3) : [judge.sigma === null ? t("the noise is not known yet") : t("noise between seeds: {sd}", { sd: show(judge.sigma, 2) })])));
       if (judge.by === "test") {
         const left = Math.max(0, judge.alpha - judge.spent - judge.reserved);
-        const bar = el("div", { class: "meter parts", role: "img", "aria-label": t("alpha spent {spent} of {alpha}", { spent: show(judge.spent, 2), alpha: judge.alpha }) });
-        for (const [part, style] of [[judge.spent, "spent"], [judge.reserved, "held"]]) {
-          const piece = el("div", { class: style });
-          piece.style.width = `${(100 * part) / judge.alpha}%`;
-          bar.append(piece);
-        }
+        const parts = [portion(judge.spent / judge.alpha, { class: "spent" }), portion(judge.reserved / judge.alpha, { class: "held" })];
+        const bar = el("div", { class: "meter parts", role: "img", "aria-label": t("alpha spent {spent} of {alpha}", { spent: show(judge.spent, 2), alpha: judge.alpha }) }, ...parts);
         tiles.push(tile(t("alpha left"), show(left, 2), "", bar, t("{spent} of {alpha} spent", { spent: show(judge.spent, 2), alpha: judge.alpha }) + (judge.reserved ? ` · ${t("{n} reserved", { n: show(judge.reserved, 2) })}` : ""), judge.held_out ? t("held-out metric read {n} of {limit} times", { n: judge.held_out[0], limit: judge.held_out[1] }) : null));
       }
     }
@@ -205,26 +186,13 @@ export class NowPage {
       for (const one of rows) {
         const left = one.left_s !== null && found.engine !== null ? t("{time} left", { time: ago(one.left_s) }) : "";
         list.append(el("div", { class: "budget-row" }, el("span", { class: "muted", text: t(one.name) }), el("span", { text: one.shown }), el("span", { class: "muted left", text: left })));
-        if (one.limit) {
-          const fill = el("div", {});
-          fill.style.width = `${Math.min(100, (100 * one.used) / one.limit)}%`;
-          list.append(el("div", { class: "meter" }, fill));
-        }
+        if (one.limit) list.append(el("div", { class: "meter" }, portion(one.used / one.limit)));
       }
       tiles.push(el("div", { class: "tile" }, el("div", { class: "label", text: t("budget, at this pace") }), list));
     }
     const counts = Object.entries(found.counts || {}).map(([name, n]) => `${n} ${t(name)}`);
     tiles.push(tile(t("runs"), String(this.app.store.rows.size), "", counts.join(" · ") || t("none yet"), found.waiting ? t("{n} {n|proposal waits|proposals wait}", { n: found.waiting }) : null));
     this.tiles.replaceChildren(...tiles);
-  }
-  best() {
-    const sign = this.app.study.goal === "max" ? 1 : -1;
-    let best = null;
-    for (const row of this.app.store.rows.values()) {
-      if (row.lead !== row.id || row.mean === null || row.mean === undefined || row.role === "imported" || row.verdict === "void") continue;
-      if (!best || sign * row.mean > sign * best.mean) best = row;
-    }
-    return best;
   }
   drawProgress() {
     const { store, study } = this.app;
@@ -234,19 +202,15 @@ export class NowPage {
       return;
     }
     const champions = new Map(((this.found && this.found.judge && this.found.judge.champions) || []).map((one) => [one.run, one]));
-    const sign = study.goal === "max" ? 1 : -1;
     const points = [];
     const ordered = [...store.rows.values()].sort((a, b) => a.n - b.n);
-    const path = [];
+    const path = champions.size ? [] : improvements(ordered, study.goal).map((row) => [row.n, row.mean]);
     for (const row of ordered) {
       if (row.state !== "ended") continue;
       const isLead = row.lead === row.id;
       const shape = SHAPES[VERDICT_SHAPES[row.verdict] ?? 0];
       const isChampion = champions.has(row.id);
       points.push({ id: row.id, n: row.n, value: row.objective, shape, size: isChampion ? 5.5 : isLead ? 3.6 : 2.2, style: isChampion ? "d-best" : !isLead ? "repeat" : row.verdict ? `t-${row.verdict}` : row.objective === null ? "t-crash" : "d6" });
-      if (!champions.size && isLead && row.mean !== null && row.role !== "imported" && row.verdict !== "void") {
-        if (!path.length || sign * row.mean > sign * path[path.length - 1][1]) path.push([row.n, row.mean]);
-      }
     }
     for (const one of champions.values()) {
       if (one.mean === null || !store.rows.has(one.run)) continue;
@@ -387,7 +351,7 @@ export class NowPage {
       runLink(this.app, one.run),
       verdictMark(one.verdict),
       effectText(one.effect, one.low, one.high),
-      one.p === null ? t("no test") : `${pValue(one.p)} / ${one.boundary === null ? "–" : pValue(one.boundary)}`,
+      evidenceText(one),
       one.n || "",
       el("span", {}, one.why, one.flags.length ? el("span", { class: "muted", text: ` (${one.flags.join("; ")})` }) : ""),
     ]);

@@ -1,7 +1,7 @@
 // All runs: a virtual table with knobs and metrics as columns; chosen runs are compared below it.
 
 import { LineChart } from "../assets/charts.js";
-import { Focus, duration, el, honest, show, tick } from "../assets/dom.js";
+import { Focus, duration, el, honest, portion, show, tick } from "../assets/dom.js";
 import { Parallel } from "../assets/figures.js";
 import { Table, parseFilter } from "../assets/table.js";
 import { columns, every, panel, plainTable, problemText, runLink } from "./common.js";
@@ -57,7 +57,7 @@ export class RunsPage {
     const metric = study.metric;
     const knobNames = new Set(store.knobs.map((key) => shortName(key, store.knobs)));
     const value = (row) => (row.lead === row.id && this.isFolded ? row.mean : row.objective) ?? (row.state === "running" ? (row.metrics[0] ?? null) : null);
-    const columns = [
+    return [
       { key: "run", name: t("run"), get: (row) => row.id, sort: (row) => row.n, narrow: true, width: 104 },
       { key: "objective", name: metric || t("objective"), num: true, get: (row) => (this.isFolded && row.sd ? honest(row.mean, row.sd) : show(value(row))), sort: value, down: sign, narrow: true, width: 128 },
       { key: "seeds", name: t("seeds"), num: true, get: (row) => (row.measured ? String(row.measured) : ""), sort: (row) => row.measured ?? null, width: 66 },
@@ -75,7 +75,6 @@ export class RunsPage {
       { key: "status", name: t("status"), get: (row) => row.status || row.state, hidden: true, width: 84 },
       { key: "created", name: t("created"), get: (row) => day(row.created), sort: (row) => row.created, hidden: true, width: 132, down: true },
     ];
-    return columns;
   }
   seconds(row) {
     return row.started === null ? null : (row.ended ?? this.app.store.state.at) - row.started;
@@ -115,7 +114,6 @@ export class RunsPage {
       if (sort || columns) this.table.restore({ ...this.table.state(), ...state });
       if (select) this.table.select(select.split(","));
     }
-    this.usual = this.table.state().columns.join(",");
     this.choose.replaceChildren(this.table.chooser());
     this.filter();
     this.drawKnobs();
@@ -231,9 +229,7 @@ export class RunsPage {
     if (leads.length < PARALLEL_FROM || !varying.length) return;
     const shares = el("div", { class: "shares" });
     for (const one of found.shares.slice(0, 12)) {
-      const fill = el("div", {});
-      fill.style.width = `${100 * one.share}%`;
-      shares.append(el("code", { text: one.knob }), el("div", { class: "meter" }, fill), el("span", { class: one.clear ? "number" : "number muted", text: `${Math.round(100 * one.share)} %` }), el("span", { class: "muted small", text: one.clear ? "" : t("no more than chance") }));
+      shares.append(el("code", { text: one.knob }), el("div", { class: "meter" }, portion(one.share)), el("span", { class: one.clear ? "number" : "number muted", text: `${Math.round(100 * one.share)} %` }), el("span", { class: "muted small", text: one.clear ? "" : t("no more than chance") }));
     }
     const order = new Map(found.shares.map((one, place) => [one.knob, place]));
     const chosen = varying.sort((a, b) => (order.get(a.key) ?? 99) - (order.get(b.key) ?? 99)).slice(0, 8);

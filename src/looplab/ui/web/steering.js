@@ -88,7 +88,7 @@ export function runSteering(app, run) {
   const why = el("input", { type: "text", placeholder: t("why is it void?"), "aria-label": t("why is it void?") });
   const parts = [];
   if (run.state === "running") parts.push(sure(el("button", { text: t("Stop this run") }), t("Really stop it?"), () => act(app, note, "stop run", { run: run.id })));
-  parts.push(why, sure(el("button", { text: t("Veto"), title: t("Exclude this run from promotion") }), t("Really void?"), () => act(app, note, "veto", { run: run.id, why: why.value })));
+  parts.push(why, sure(el("button", { text: t("Veto"), title: t("Exclude this run from promotion") }), t("Really veto it?"), () => act(app, note, "veto", { run: run.id, why: why.value })));
   return el("div", { class: "steer inline" }, ...parts, note);
 }
 

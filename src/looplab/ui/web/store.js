@@ -4,7 +4,7 @@
 //   get(name, query), control(study, action, more)     the API; errors are thrown with the server's words
 //   new Store(study); store.listen(listener); store.start(); store.stop()
 //   store.rows: Map of id → row; a row has the columns of the server, `knobs`, `metrics` and, of a first run, `group`
-//   mean(row), spread(row), measured(row)              over the runs of a config
+//     with `mean`, `sd` and `measured` over the runs of its config
 
 import { SNAPSHOT, snapshotAnswer } from "./snapshot.js";
 
@@ -72,7 +72,6 @@ export class Store {
   }
   listen(listener) {
     this.listeners.add(listener);
-    return () => this.listeners.delete(listener);
   }
   start() {
     this.running = true;
@@ -140,6 +139,17 @@ export class Store {
   tell(changed, isFresh) {
     for (const listener of this.listeners) listener(changed, isFresh);
   }
+}
+
+// The first runs of configs that were better than all before them, in order of their numbers.
+export function improvements(rows, goal) {
+  const sign = goal === "max" ? 1 : -1;
+  const found = [];
+  for (const row of [...rows].sort((a, b) => a.n - b.n)) {
+    if (row.lead !== row.id || (row.mean ?? null) === null || row.role === "imported" || row.verdict === "void") continue;
+    if (!found.length || sign * row.mean > sign * found[found.length - 1].mean) found.push(row);
+  }
+  return found;
 }
 
 function measure(row) {

@@ -473,3 +473,11 @@ def test_the_metric_that_a_script_names_is_its_objective(code: str) -> None:
 def test_what_a_script_sums_up_at_its_end_is_its_objective() -> None:
     metrics = [measured("val_acc"), measured("val_dice"), measured("best_val_dice", points=1)]
     assert rank_objectives(metrics)[0].metric == "val_dice"
+
+
+@pytest.mark.slow
+def test_results_in_a_format_that_is_not_read_are_named(project: Project) -> None:
+    project.write(HEAD + "import pickle\npickle.dump({'val_loss': [0.5]}, open('results.pkl', 'wb'))\n")
+    project("init", "train.py")
+    assert "(it wrote results.pkl, a format that looplab does not read)" in project("try", code=1)
+    assert project.json("try", code=1)["runs"][0]["unread"] == ["results.pkl"]

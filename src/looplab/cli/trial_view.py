@@ -92,6 +92,8 @@ def explain_silence(run: Observation) -> str:
     elsewhere = [one.file for one in run.wrote if kind_of(os.path.basename(one.file)) in CURVES]
     if elsewhere:
         return f"it measured nothing in its run folder, but wrote {elsewhere[0]}"
+    if run.unread:
+        said = f"it wrote {run.unread[0]}, a format that looplab does not read"
     return (
         f"looplab found no metrics ({said}). Let it print `name: value` or write metrics.jsonl, CSV, "
         "TensorBoard or W&B files; for another format, set measure.stdout in lab.yaml"

@@ -67,7 +67,8 @@ _MAX_WORDS = frozenset(
             "cider",
             "meteor",
         ),
-        *("chrf", "winrate", "purity", "hits", "ap", "ar"),
+        *("chrf", "winrate", "purity", "hits", "ap", "ar", "ari", "auprc", "aucpr", "gini", "qwk", "uar", "pck"),
+        *("sdr", "snr", "sisdr", "sisnr", "stoi", "pesq", "sensitivity", "specificity", "concordance"),
         "sps",
         "fps",
         "throughput",
@@ -103,6 +104,8 @@ _MIN_WORDS = frozenset(
         "fid",
         "time",
         "regret",
+        *("nrmse", "nmse", "rmspe", "rrmse", "mase", "wape", "mre", "medae", "mdape", "ade", "fde", "chamfer"),
+        *("emd", "wasserstein", "hamming", "nrmsd"),
         *("bpd", "lpips", "fvd", "eer", "mpjpe", "crps", "smape", "rmsle", "deviance", "xent"),
     }
 )

@@ -70,6 +70,8 @@ SUMMARY = {"best", "max", "min", "final"}
 """Words of values that a script derives from others."""
 WHOLE = {"both", "overall", "all", "95"}
 """Words of values over all parts of a split, or over all thresholds: `mAP50-95`."""
+PERCENT = (50.0, 100.0)
+"""Values that percentages of right answers have, and hardly a loss."""
 SPLITS = {word for words in KINDS.values() for word in words}
 CUTOFF = re.compile(r"(?i)(?:top|acc|accuracy|prec|precision|err|error|hits?|recall)[-_@]*(\d{1,3})$")
 """Metrics over the k best answers: `top5`, `acc@1`."""
@@ -148,8 +150,11 @@ def rank_objectives(
             score -= 1.5
         goal = directions.goal(metric.name)
         rises = metric.first is not None and metric.last > metric.first
-        if goal == "min" and rises and metric.points > 1 and not words & RESULTS:
-            goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
+        if goal == "min" and not words & RESULTS:  # the name does not tell
+            if rises and metric.points > 1:
+                goal, why = "max", [*why, "it rises"]  # trainers usually improve
+            elif split is not None and words <= SPLITS and PERCENT[0] <= metric.last <= PERCENT[1]:
+                goal, why = "max", [*why, "it looks like a percentage"]  # `Test: 97.2%`
         mine = next((one for one in kept if not one.is_evaluation and _fits(one, words, split)), None)
         if mine is not None:
             if metric.name != LAST_LINE:
@@ -171,7 +176,7 @@ def rank_objectives(
         elif "last" in words:
             score -= 0.25  # of one episode, where there is an average of several
         is_told = bool(words & RESULTS) or (mine is not None and mine.goal is not None)
-        is_known = is_told or metric.points >= MIN_POINTS
+        is_known = is_told or (metric.points >= MIN_POINTS and metric.first != metric.last)
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=is_known))
     # Equal scores: that of the whole before that of a part, accuracy before that of one class, top-1 before top-5.
     return sorted(

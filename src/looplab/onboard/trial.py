@@ -27,7 +27,7 @@ from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, 
 from looplab.onboard.knobs import suggest, words_of
 from looplab.onboard.output_folder import must_be_new
 from looplab.onboard.scripts import find_script, is_program, module_file
-from looplab.onboard.written import MAX_ENTRIES, WrittenFile
+from looplab.onboard.written import MAX_ENTRIES, WrittenFile, files_below, unread_files
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
 
@@ -273,6 +273,8 @@ class Observation:
     peak_memory_mb: float | None
     full_run_s: float | None
     wrote: tuple[WrittenFile, ...]
+    unread: tuple[str, ...]
+    """Files that may hold its results, in formats that are not read."""
     must_be_new: bool | None
     """Whether its output folder must not exist; None: not known."""
     last_line: str
@@ -326,6 +328,7 @@ def observe(
         peak_memory_mb=float(memory) if isinstance(memory, int | float) else None,
         full_run_s=None if run.seconds is None else full_run_seconds(run.seconds, share, tried, lengths(base)),
         wrote=tuple(wrote),
+        unread=unread_files([*files_below(run_dir), *(one.file for one in wrote)]),
         must_be_new=must_be_new(
             trial.launch,
             script_of(lab, trial.launch.command),

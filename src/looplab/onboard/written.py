@@ -14,6 +14,11 @@ from looplab.onboard.base import Script
 from looplab.runs.outside import own_output
 
 IGNORED = {"outputs", "__pycache__", "node_modules", "venv", "site-packages"}
+UNREAD = {
+    *(".pkl", ".pickle", ".joblib", ".npz", ".npy", ".mat", ".h5", ".hdf5", ".parquet", ".feather", ".xlsx"),
+    *(".db", ".sqlite", ".sqlite3", ".arrow", ".msgpack"),
+}
+"""Formats of results that are not read: they need their own packages, or run code when they are opened."""
 MAX_ENTRIES = 20_000
 MAX_NAMED = 200
 _CLOCK_TICK_NS = 50_000_000
@@ -62,6 +67,11 @@ def written_files(before: Stamps, after: Stamps) -> list[WrittenFile]:
     return [WrittenFile(file, file not in before) for file in sorted(after) if before.get(file) != after[file]][
         :MAX_NAMED
     ]
+
+
+def unread_files(files: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that may hold results, in formats that looplab does not read."""
+    return tuple(sorted(file for file in files if os.path.splitext(file)[1].lower() in UNREAD))[:MAX_NAMED]
 
 
 def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_script: bool = False) -> str:

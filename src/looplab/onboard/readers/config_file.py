@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 from pathlib import Path
@@ -31,6 +32,8 @@ NAMES = re.compile(
 )
 RUNNER = "with_config.py"
 """Name of the small program in the lab."""
+SEVERAL = 2
+"""Hyper-parameters in a file that make it a config, whatever its name is."""
 FOLDERS = (".", "config", "configs", "conf", "cfg", "cfgs")
 
 
@@ -133,17 +136,17 @@ class FixedFileReader:
             return None
         for name in names_in_source(script):
             file = Path(name)
-            is_config = NAMES.search(file.stem.lower()) is not None or file.parent.name in FOLDERS[1:]
+            is_named = NAMES.search(file.stem.lower()) is not None or file.parent.name in FOLDERS[1:]
             place = next((place for place in (script.folder, script.path.parent) if (place / name).is_file()), None)
-            if not is_config or place is None:
+            if place is None:
                 continue
             shown = os.path.relpath(place / name, script.folder)
             base = config_in(script, shown)
-            if base is None:
+            if base is None or not (is_named or _knobs(base) >= SEVERAL):
                 continue
             rendering = {"as": "file", "format": FORMATS[file.suffix.lower()]}
             note = f"the script always reads {shown}: {RUNNER} passes it the config of the run instead"
-            command = with_runner(script, f"{shown}={{config}}")
+            command = tuple(_with_typed_values([*with_runner(script, f"{shown}={{config}}")], base))
             templates = _templates(script, shown)
             settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in templates)
             found = Interface(self.name, settings, command, rendering, base=base, notes=(note,))
@@ -195,8 +198,22 @@ def config_in(script: Script, name: str) -> dict[str, Any] | None:
     try:
         config = read_config(path)
     except LabError:
-        return None
+        config = _commented_json(path)
     return config if any(setting.kind in ("int", "float") for setting in settings_in(config)) else None
+
+
+IN_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=\s*(?://[^\n]*\s*|/\*.*?\*/\s*)*[}\]])', re.DOTALL)
+"""Texts in JSON; and what some readers of JSON allow: comments, and commas that nothing follows."""
+
+
+def _commented_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file with comments and trailing commas; empty if it is not one."""
+    text = read_bounded(path, MAX_SOURCE).decode("utf-8", "replace") if path.suffix.lower() == ".json" else ""
+    try:
+        config = json.loads(IN_JSON.sub(lambda match: match[1] or "", text))
+    except ValueError:
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _options(script: Script) -> list[tuple[str, str | None]]:

@@ -148,7 +148,7 @@ def test_a_log_file_is_read_if_no_metric_was_printed(tmp_path: Path) -> None:
     assert points(reader.poll()) == {"val_dice": [(2, 0.7)]}
 
 
-@pytest.mark.parametrize("name", ["log.txt", "train_log.txt", "log_2024.txt", "train.log", "experiment.log"])
+@pytest.mark.parametrize("name", ["log.txt", "train_log.txt", "log_2024.txt", "train.log", "experiment.log", "log", "train_log"])
 def test_names_of_log_files(tmp_path: Path, name: str) -> None:
     put(tmp_path / "out" / name, "epoch: 1 val_loss: 0.5\nepoch: 2 val_loss: 0.4\n")
     assert points(Reader(tmp_path).poll()) == {"val_loss": [(1, 0.5), (2, 0.4)]}

@@ -25,6 +25,7 @@ from looplab.onboard.readers import read_interface
 from looplab.onboard.readers.lightning import LightningReader
 from looplab.onboard.scripts import find_script, is_script
 from looplab.onboard.trial import MeasuredMetric
+from looplab.onboard.written import WrittenFile, explain_written
 
 ARGPARSE = "import argparse\np = argparse.ArgumentParser()\n"
 
@@ -343,3 +344,34 @@ def test_a_percentage_without_a_name_should_probably_be_large() -> None:
     assert goal("val", 1.3, 1.2) == ("min", True)
     assert goal("val", 1.3, 1.2, points=1) == ("min", False)
     assert goal("test_error", 97.2, 95.1) == ("min", True)
+
+
+HYDRA_APP = """import hydra
+raise SystemExit("the application was imported")
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(cfg): pass
+"""
+
+
+def test_hydra_composes_files_without_the_application(tmp_path: Path) -> None:
+    pytest.importorskip("hydra")
+    (tmp_path / "conf/optim").mkdir(parents=True)
+    (tmp_path / "conf/config.yaml").write_text("defaults: [_self_, {optim: adam}]\nseed: 3\nname: run_${optim.lr}\n")
+    (tmp_path / "conf/optim/adam.yaml").write_text("lr: 0.01\nweight_decay: 0.1\n")
+    (tmp_path / "conf/optim/sgd.yaml").write_text("lr: 0.1\nweight_decay: 0.1\n")
+    (tmp_path / "train.py").write_text(HYDRA_APP)
+    lab = lab_of(tmp_path, sys.executable, "train.py", "optim.weight_decay=0.2")
+    assert lab["config"]["seed"] == 3
+    assert lab["config"]["optim"]["weight_decay"] == 0.2
+    assert lab["knobs"]["groups.optim"] == {"choices": ["adam", "sgd"]}
+    assert "name" not in lab["config"]
+
+
+def test_results_that_a_script_writes_beside_itself_are_named() -> None:
+    files = [WrittenFile("checkpoints/a.json", True), WrittenFile("results.json", True)]
+    told = explain_written(files, in_run_dir=False, beside_script=True)
+    assert "launch.cwd" not in told
+    assert told.endswith(
+        "results.json. If it writes next to its own source (it uses __file__), pass {out_dir} for its output in "
+        "launch.command, or run one at a time: slots: {count: 1}"
+    )

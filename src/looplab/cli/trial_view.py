@@ -89,7 +89,7 @@ def explain_silence(run: Observation) -> str:
     said = f"its last line: {run.last_line}" if run.last_line else "it printed nothing"
     if run.status == "timeout":
         return f"no metrics so far ({said}). Give it longer: looplab try --time 30m"
-    elsewhere = [one.file for one in run.wrote if kind_of(os.path.basename(one.file)) in CURVES]
+    elsewhere = [one.file for one in run.wrote if kind_of(os.path.basename(one.file)) in (*CURVES, "trainer_summary")]
     if elsewhere:
         return f"it measured nothing in its run folder, but wrote {elsewhere[0]}"
     if run.unread:

@@ -45,6 +45,8 @@ _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|
 """Files that trainers write at their end, or to which they add a line from time to time."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
 """Text that trainers write in addition to their output, or instead of it; W&B has its own `debug.log`."""
+_BARE_LOG = re.compile(r"(?i)(?:(?:train|training|val|valid|test|eval)[_-])?log")
+"""The same, in a file without a suffix."""
 IGNORED = frozenset(
     {
         "checkpoints",
@@ -457,7 +459,7 @@ def kind_of(name: str) -> str | None:
         return "trainer_summary" if _RESULTS.fullmatch(name) else None
     if name.startswith("events.out.tfevents.") and not name.endswith(".profile-empty"):
         return "tensorboard"
-    return None
+    return "log_file" if _BARE_LOG.fullmatch(name) else None
 
 
 def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str], wanted: Collection[str]) -> MetricSource:

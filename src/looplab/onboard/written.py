@@ -91,13 +91,14 @@ def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_sc
         text += f"; {code[0]} is code, so the next run may run a different program"
     elif changed:
         text += f"; {changed[0]} existed before, so runs change each other's results"
-    if in_run_dir:
-        text += ". Give it its own folder: {out_dir} in launch.command"
-    else:
-        text += ". Set launch.cwd: run in lab.yaml, or pass {out_dir} for its output"
     if beside_script:
-        text += "; if it writes next to its own source (it uses __file__), run one at a time: slots: {count: 1}"
-    return text
+        return (
+            f"{text}. If it writes next to its own source (it uses __file__), pass {{out_dir}} for its output in "
+            "launch.command, or run one at a time: slots: {count: 1}"
+        )
+    if in_run_dir:
+        return f"{text}. Give it its own folder: {{out_dir}} in launch.command"
+    return f"{text}. Set launch.cwd: run in lab.yaml, or pass {{out_dir}} for its output"
 
 
 def writes_beside_itself(script: Script) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from looplab.cli.onboarding import init
 from looplab.config.files import read_config
 from looplab.config.lab import ConfigRendering
 from looplab.errors import LabError
@@ -375,3 +376,36 @@ def test_results_that_a_script_writes_beside_itself_are_named() -> None:
         "results.json. If it writes next to its own source (it uses __file__), pass {out_dir} for its output in "
         "launch.command, or run one at a time: slots: {count: 1}"
     )
+
+
+def test_the_score_over_all_folds_comes_before_that_of_the_last_fold() -> None:
+    names = {"valid-auc": 14, "AUC": 4, "train-auc": 14, "OOF_AUC": 1}
+    measured = [
+        MeasuredMetric(
+            name=name, source="stdout", file=None, points=points, first=0.9, last=0.93, every_steps=1, per_minute=1,
+            noise=None,
+        )
+        for name, points in names.items()
+    ]  # fmt: skip
+    assert [one.metric for one in rank_objectives(measured)][:2] == ["OOF_AUC", "valid-auc"]
+
+
+@pytest.mark.parametrize(
+    ("code", "why", "remedy"),
+    [
+        (
+            "for step in range(3):\n    print(step, 0.1 ** step)\n",
+            "it has no options, and no constants that look like hyper-parameters",
+            "give names to the numbers to be searched, such as LR = 0.1",
+        ),
+        ("print(1 + 'a')\n", "TypeError", "if it fails without --help too, correct the script"),
+    ],
+)
+def test_a_script_without_settings_is_told_what_to_do(
+    code: str, why: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LabError, match=why) as raised:
+        init([sys.executable, "train.py"], None, None, None, False)
+    assert remedy in str(raised.value.hint)

@@ -27,6 +27,7 @@ from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 from looplab.onboard.base import Interface, Script
 from looplab.onboard.diagnose import FailedProgram, diagnose
+from looplab.onboard.introspect import NO_COMMAND_LINE
 from looplab.onboard.labfile import make_lab
 from looplab.onboard.objective import Goal, kept_best, kept_in_config, rank_objectives
 from looplab.onboard.output_folder import give_new_folder, place_output, uses_out_dir
@@ -168,7 +169,14 @@ def _why_not_read(script: Script) -> tuple[str, str]:
         return "", by_hand
     told = script.first_output
     found = diagnose(_failure(script, told.printed)) if told.problem and told.printed else None
-    if found is None or found.kind in ("exception", "needs", "option", "value"):
+    if told.problem == NO_COMMAND_LINE and found is None:
+        return (
+            ": it has no options, and no constants that look like hyper-parameters",
+            "give names to the numbers to be searched, such as LR = 0.1 at the top of the file",
+        )
+    if found is not None and found.kind == "exception":
+        return f": {told.problem}", f"if it fails without --help too, correct the script; else {by_hand}"
+    if found is None or found.kind in ("needs", "option", "value"):
         return (f": {told.problem}" if told.problem else ""), by_hand
     return f": {found.what}", found.remedy or by_hand
 

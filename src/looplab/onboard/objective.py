@@ -70,6 +70,8 @@ SUMMARY = {"best", "max", "min", "final"}
 """Words of values that a script derives from others."""
 WHOLE = {"both", "overall", "all", "95"}
 """Words of values over all parts of a split, or over all thresholds: `mAP50-95`."""
+ALL_FOLDS = {"oof", "cv"}
+"""Words of values of a cross-validation, out of fold."""
 PERCENT = (50.0, 100.0)
 """Values that percentages of right answers have, and hardly a loss."""
 SPLITS = {word for words in KINDS.values() for word in words}
@@ -144,6 +146,8 @@ def rank_objectives(
             score -= 1.0
         elif names_splits and words & RESULTS - NOT_RESULTS and not words & (OPTIMISED | with_split):
             score, why = score + 2.75, [*why, "of the evaluation"]
+        if words & ALL_FOLDS and split is None:
+            score, why = score + 4.5, [*why, "over all folds"]  # before the validation score of the last fold
         if words & RESULTS - NOT_RESULTS:
             score += 2.0
         if words & NOT_RESULTS:

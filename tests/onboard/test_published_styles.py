@@ -409,3 +409,59 @@ def test_a_script_without_settings_is_told_what_to_do(
     with pytest.raises(LabError, match=why) as raised:
         init([sys.executable, "train.py"], None, None, None, False)
     assert remedy in str(raised.value.hint)
+
+
+FIELDS = """import argparse
+from dataclasses import dataclass, field, fields
+
+@dataclass
+class Config:
+    lr: float = field(default=0.02, metadata={"help": "learning rate"})
+    rank: int = 8
+    bias: bool = False
+    solver: str = "sgd"
+    random_state: int = 0
+
+p = argparse.ArgumentParser()
+p.add_argument("--lr", type=float, default=argparse.SUPPRESS)
+p.add_argument("--rank", type=int, default=object)
+p.add_argument("--bias", action="store_true", default=argparse.SUPPRESS)
+p.add_argument("--solver", type=str, choices=["sgd", "momentum"], default=None)
+p.add_argument("--random-state", type=int)
+p.parse_args()
+"""
+
+
+def test_defaults_may_be_those_of_a_dataclass(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FIELDS)
+    lab = lab_of(tmp_path, sys.executable, "train.py")
+    assert lab["config"] == {"lr": 0.02, "rank": 8, "bias": False, "solver": "sgd", "random-state": 0}
+    assert set(lab["knobs"]) == {"lr", "rank", "bias", "solver"}
+
+
+ZOO = """import argparse, os, yaml
+p = argparse.ArgumentParser()
+p.add_argument("--algo", default="ppo")
+p.add_argument("--env", default="CartPole-v1")
+p.add_argument("--seed", type=int, default=0)
+a = p.parse_args()
+with open(os.path.join("hyperparams", f"{a.algo}.yml")) as f:
+    Model(env=a.env, seed=a.seed, **yaml.safe_load(f)[a.env])
+"""
+TUNED = """CartPole-v1: {learning_rate: 0.001, batch_size: 64}
+Pendulum-v1: {learning_rate: 0.1, batch_size: 256}
+"""
+
+
+def test_a_config_file_named_by_an_option_with_a_table_for_each_environment(tmp_path: Path) -> None:
+    (tmp_path / "hyperparams").mkdir()
+    for algo in ("ppo", "dqn"):
+        (tmp_path / f"hyperparams/{algo}.yml").write_text(TUNED)
+    (tmp_path / "train.py").write_text(ZOO)
+    lab = lab_of(tmp_path, sys.executable, "train.py")
+    assert "hyperparams/ppo.yml={config}" in lab["launch"]["command"]
+    assert set(lab["knobs"]) == {"CartPole-v1.learning_rate", "CartPole-v1.batch_size"}
+    assert lab["seed"] == "seed"
+    typed = lab_of(tmp_path, sys.executable, "train.py", "--algo", "dqn", "--env=Pendulum-v1")
+    assert "hyperparams/dqn.yml={config}" in typed["launch"]["command"]
+    assert set(typed["knobs"]) == {"Pendulum-v1.learning_rate", "Pendulum-v1.batch_size"}

@@ -61,7 +61,8 @@ IGNORED = frozenset(
         "code",
     }
 )
-_RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
+_RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+|\d{10}\.\d+")
+"""Folders without a meaning for their metrics: of restarts, and those that `add_hparams` names after the time."""
 
 MAX_NAME = 1_000
 """Maximum length of a metric's name, in characters; longer ones are ignored."""
@@ -263,7 +264,10 @@ class Reader:
 
     def _merge(self, entry: _Entry, batch: Batch, out: Batch) -> None:
         """Add the points of one source to `out`, except for metrics that a more trusted source owns."""
-        items = [(mend_text(entry.prefix + name), curve) for name, curve in batch.items() if len(name) <= MAX_NAME]
+        # A table with `train/loss` and `val/loss` in a folder `train` is not of one split.
+        has_splits = entry.source.kind == "csv" and any(name.partition("/")[0].lower() in KIND_OF for name in batch)
+        prefix = "" if has_splits else entry.prefix
+        items = [(mend_text(prefix + name), curve) for name, curve in batch.items() if len(name) <= MAX_NAME]
         if self._rename:
             items.sort(key=lambda item: self._preference.get(item[0], 0))
         likely = self._find_wanted(entry, [raw for raw, _ in items]) if self._wanted else {}

@@ -387,3 +387,9 @@ def test_folders_that_are_named_after_the_time_are_no_part_of_names(tmp_path: Pa
     put(tmp_path / "runs/log.jsonl", {"step": 1, "Loss/val": 0.5})
     put(tmp_path / "runs/1795119548.2257524/log.jsonl", {"step": 1, "hparam/val": 0.4})
     assert set(points(Reader(tmp_path).poll())) == {"Loss/val", "hparam/val"}
+
+
+def test_the_monitors_of_several_environments_are_read(tmp_path: Path) -> None:
+    for name in ("monitor.csv", "0.monitor.csv", "1.monitor.csv"):
+        put(tmp_path / name / "logs" / name, '#{"t_start": 1.5, "env_id": "CartPole-v1"}\nr,l,t\n21.0,21,0.5\n')
+        assert points(Reader(tmp_path / name).poll())["r"] == [(0, 21.0)]

@@ -465,3 +465,14 @@ def test_a_config_file_named_by_an_option_with_a_table_for_each_environment(tmp_
     typed = lab_of(tmp_path, sys.executable, "train.py", "--algo", "dqn", "--env=Pendulum-v1")
     assert "hyperparams/dqn.yml={config}" in typed["launch"]["command"]
     assert set(typed["knobs"]) == {"Pendulum-v1.learning_rate", "Pendulum-v1.batch_size"}
+
+
+def test_the_reward_of_a_monitor_is_the_objective() -> None:
+    measured = [
+        MeasuredMetric(
+            name=name, source="csv", file=None, points=9, first=9.0, last=last, every_steps=1, per_minute=1, noise=None
+        )
+        for name, last in (("l", 9.0), ("t", 12.0), ("r", 9.0))
+    ]
+    best = rank_objectives(measured)[0]
+    assert (best.metric, best.goal, best.is_goal_known) == ("r", "max", True)

@@ -38,7 +38,7 @@ _BY_NAME = {
     "wandb-summary.json": "wandb_summary",
 }
 _CSV = re.compile(
-    r"(?i)(?:[\w.-]*[_-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
+    r"(?i)(?:[\w.-]*[_.-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
 )
 _JSONL = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|logs?|history|progress|scalars|losses)\.(?:jsonl|ndjson)")
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation|scalars|logs?)\.json")

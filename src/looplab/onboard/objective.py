@@ -70,6 +70,8 @@ SUMMARY = {"best", "max", "min", "final"}
 """Words of values that a script derives from others."""
 WHOLE = {"both", "overall", "all", "95"}
 """Words of values over all parts of a split, or over all thresholds: `mAP50-95`."""
+MONITORED = "r"
+"""The reward of an episode, in the `monitor.csv` of Gymnasium wrappers."""
 ALL_FOLDS = {"oof", "cv"}
 """Words of values of a cross-validation, out of fold."""
 PERCENT = (50.0, 100.0)
@@ -152,7 +154,7 @@ def rank_objectives(
             score += 2.0
         if words & NOT_RESULTS:
             score -= 1.5
-        goal = directions.goal(metric.name)
+        goal = "max" if metric.name == MONITORED else directions.goal(metric.name)
         rises = metric.first is not None and metric.last > metric.first
         if goal == "min" and not words & RESULTS:  # the name does not tell
             if rises and metric.points > 1:
@@ -219,6 +221,8 @@ def _cutoff(name: str) -> int | None:
 
 
 def _result_words(name: str) -> set[str]:
+    if name == MONITORED:
+        return {"reward"}
     known = plain_words(name) & METRIC_WORDS  # `map` of `mAP50`
     return {SHORT.get(word, word) for word in (*words_of(name), *known)}
 

@@ -190,8 +190,9 @@ def _with_field_defaults(script: Script, options: Sequence[Mapping[str, Any]]) -
             if isinstance(node, ast.ClassDef) and any("dataclass" in call_name(item) for item in node.decorator_list):
                 for item in node.body:
                     if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                        is_field = isinstance(item.value, ast.Call) and call_name(item.value).endswith("field")
-                        value = constant(keyword(item.value, "default") if is_field else item.value)
+                        value = constant(item.value)
+                        if isinstance(item.value, ast.Call) and call_name(item.value).endswith("field"):
+                            value = constant(keyword(item.value, "default"))
                         if value is not MISSING:
                             fields.setdefault(item.target.id, value)
     return [

@@ -284,7 +284,9 @@ def try_once(
             run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, wanted, json=json)
         if run is None:
             sys.exit(130)
-        if run.wrote and run.status == "ok" and (not run.metrics or run.must_be_new or (run.seconds or 0) < SHORT_S):
+        is_short = (run.seconds or 0) < SHORT_S
+        matters = not run.metrics or run.must_be_new or run.measured_elsewhere
+        if run.wrote and run.status == "ok" and (matters or is_short):
             run = _with_own_output(lab, study, script, run, one, seconds, base, wanted, json=json)
             lab = load_lab(lab.folder)
             study = lab.study(study.name)
@@ -363,7 +365,9 @@ def _with_own_output(
         written = ", ".join(one.file for one in run.wrote[:2])
         output.say(f"it wrote {written} into the lab; with a folder of its own for each run:")
     again, _ = _run_trial(lab, try_study(lab, study, edits, seconds), base, seed, json=json)
-    if again is None or again.status != "ok" or again.wrote or len(again.metrics) < len(run.metrics):
+    # What is printed does not count beside a table or an event file, so that there may be fewer metrics.
+    is_poorer = again is not None and len(again.metrics) < len(run.metrics) and not run.measured_elsewhere
+    if again is None or again.status != "ok" or again.wrote or not again.metrics or is_poorer:
         write_atomic(path, before)
         if not json:
             output.say("that did not work, so lab.yaml was restored")

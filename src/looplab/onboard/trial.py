@@ -20,7 +20,7 @@ from looplab.config.paths import flatten
 from looplab.errors import LabError
 from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
-from looplab.measure.discover import reader_of
+from looplab.measure.discover import CURVES, kind_of, reader_of
 from looplab.measure.summary import is_clock, plain_name
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
@@ -280,6 +280,12 @@ class Observation:
     last_line: str
     diagnosis: Diagnosis | None
     """Why it failed."""
+
+    @property
+    def measured_elsewhere(self) -> list[str]:
+        """Files outside its folder that have metrics: tables, event files."""
+        kinds = (*CURVES, "trainer_summary")
+        return [one.file for one in self.wrote if kind_of(os.path.basename(one.file)) in kinds]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -148,7 +148,9 @@ def test_a_log_file_is_read_if_no_metric_was_printed(tmp_path: Path) -> None:
     assert points(reader.poll()) == {"val_dice": [(2, 0.7)]}
 
 
-@pytest.mark.parametrize("name", ["log.txt", "train_log.txt", "log_2024.txt", "train.log", "experiment.log"])
+@pytest.mark.parametrize(
+    "name", ["log.txt", "train_log.txt", "log_2024.txt", "train.log", "experiment.log", "log", "train_log"]
+)
 def test_names_of_log_files(tmp_path: Path, name: str) -> None:
     put(tmp_path / "out" / name, "epoch: 1 val_loss: 0.5\nepoch: 2 val_loss: 0.4\n")
     assert points(Reader(tmp_path).poll()) == {"val_loss": [(1, 0.5), (2, 0.4)]}
@@ -372,3 +374,22 @@ def test_rows_of_examples_are_not_metrics(tmp_path: Path) -> None:
 def test_a_name_with_a_power_is_found_as_it_is_printed(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("epoch 1 | test R^2 0.25\nepoch 2 | test R^2 0.5\n")
     assert Reader(tmp_path, wanted={"test R^2"}).poll(True) == {"test R^2": Curve([1, 2], [0.25, 0.5])}
+
+
+def test_a_table_with_splits_is_not_of_the_split_that_its_folder_is_named_after(tmp_path: Path) -> None:
+    put(tmp_path / "runs/detect/train/results.csv", "epoch,train/loss,val/loss,metrics/mAP50\n1,0.5,0.6,0.7\n")
+    assert set(points(Reader(tmp_path).poll())) == {"train/loss", "val/loss", "metrics/mAP50"}
+    put(tmp_path / "other/runs/train/results.csv", "epoch,loss\n1,0.5\n")
+    assert set(points(Reader(tmp_path / "other").poll())) == {"train/loss"}
+
+
+def test_folders_that_are_named_after_the_time_are_no_part_of_names(tmp_path: Path) -> None:
+    put(tmp_path / "runs/log.jsonl", {"step": 1, "Loss/val": 0.5})
+    put(tmp_path / "runs/1795119548.2257524/log.jsonl", {"step": 1, "hparam/val": 0.4})
+    assert set(points(Reader(tmp_path).poll())) == {"Loss/val", "hparam/val"}
+
+
+def test_the_monitors_of_several_environments_are_read(tmp_path: Path) -> None:
+    for name in ("monitor.csv", "0.monitor.csv", "1.monitor.csv"):
+        put(tmp_path / name / "logs" / name, '#{"t_start": 1.5, "env_id": "CartPole-v1"}\nr,l,t\n21.0,21,0.5\n')
+        assert points(Reader(tmp_path / name).poll())["r"] == [(0, 21.0)]

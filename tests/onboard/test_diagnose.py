@@ -44,6 +44,11 @@ CASES = [
     ("gpu", TRACEBACK + TORCH + "RuntimeError: No CUDA GPUs are available", "GPU"),
     (
         "gpu",
+        TRACEBACK + TORCH + "RuntimeError: Cannot access accelerator device when none is available.",
+        "it needs a GPU, but finds none",
+    ),
+    (
+        "gpu",
         TRACEBACK + "lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!",
         "GPU",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -473,3 +474,35 @@ def test_the_metric_that_a_script_names_is_its_objective(code: str) -> None:
 def test_what_a_script_sums_up_at_its_end_is_its_objective() -> None:
     metrics = [measured("val_acc"), measured("val_dice"), measured("best_val_dice", points=1)]
     assert rank_objectives(metrics)[0].metric == "val_dice"
+
+
+@pytest.mark.slow
+def test_results_in_a_format_that_is_not_read_are_named(project: Project) -> None:
+    project.write(HEAD + "import pickle\npickle.dump({'val_loss': [0.5]}, open('results.pkl', 'wb'))\n")
+    project("init", "train.py")
+    assert "(it wrote results.pkl, a format that looplab does not read)" in project("try", code=1)
+    assert project.json("try", code=1)["runs"][0]["unread"] == ["results.pkl"]
+
+
+PRINTS_AND_WRITES = """
+import os
+os.makedirs('logs', exist_ok=True)
+with open('logs/metrics.csv', 'w') as table:
+    print('step,val_loss', file=table)
+    for step in range(5):
+        print(step, 1 / (1 + args.lr * step), sep=',', file=table)
+print('val_loss:', 0.5, 'mode_a:', 1, 'mode_b:', 2)
+print('val_loss:', 0.5, 'mode_a:', 1, 'mode_b:', 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_outside_the_run_folder_counts_more_than_what_is_printed(project: Project) -> None:
+    project.write(HEAD + PRINTS_AND_WRITES)
+    project("init", "train.py")
+    lab = re.sub(r"  cwd: run.*\n(  links:.*\n)?", "", project.lab)
+    (project.folder / "lab.yaml").write_text(lab)
+    shown = project("try", "--yes")
+    assert "written to lab.yaml: launch.cwd: run" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("val_loss"))
+    assert row.split()[1:3] == ["CSV", "5"]

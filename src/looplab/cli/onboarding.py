@@ -27,6 +27,7 @@ from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 from looplab.onboard.base import Interface, Script
 from looplab.onboard.diagnose import FailedProgram, diagnose
+from looplab.onboard.introspect import NO_COMMAND_LINE
 from looplab.onboard.labfile import make_lab
 from looplab.onboard.objective import Goal, kept_best, kept_in_config, rank_objectives
 from looplab.onboard.output_folder import give_new_folder, place_output, uses_out_dir
@@ -168,7 +169,14 @@ def _why_not_read(script: Script) -> tuple[str, str]:
         return "", by_hand
     answer = script.first_output
     found = diagnose(_failure(script, answer.printed)) if answer.problem and answer.printed else None
-    if found is None or found.kind in ("exception", "needs", "option", "value"):
+    if answer.problem == NO_COMMAND_LINE and found is None:
+        return (
+            ": it has no options, and no constants that look like hyper-parameters",
+            "give names to the numbers to be searched, such as LR = 0.1 at the top of the file",
+        )
+    if found is not None and found.kind == "exception":
+        return f": {answer.problem}", f"if it fails without --help too, correct the script; else {by_hand}"
+    if found is None or found.kind in ("needs", "option", "value"):
         return (f": {answer.problem}" if answer.problem else ""), by_hand
     return f": {found.what}", found.remedy or by_hand
 
@@ -276,7 +284,9 @@ def try_once(
             run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, wanted, json=json)
         if run is None:
             sys.exit(130)
-        if run.wrote and run.status == "ok" and (not run.metrics or run.must_be_new or (run.seconds or 0) < SHORT_S):
+        is_short = (run.seconds or 0) < SHORT_S
+        matters = not run.metrics or run.must_be_new or run.measured_elsewhere
+        if run.wrote and run.status == "ok" and (matters or is_short):
             run = _with_own_output(lab, study, script, run, one, seconds, base, wanted, json=json)
             lab = load_lab(lab.folder)
             study = lab.study(study.name)
@@ -355,7 +365,9 @@ def _with_own_output(
         written = ", ".join(one.file for one in run.wrote[:2])
         output.say(f"it wrote {written} into the lab; with a folder of its own for each run:")
     again, _ = _run_trial(lab, try_study(lab, study, edits, seconds), base, seed, json=json)
-    if again is None or again.status != "ok" or again.wrote or len(again.metrics) < len(run.metrics):
+    # What is printed does not count beside a table or an event file, so that there may be fewer metrics.
+    is_poorer = again is not None and len(again.metrics) < len(run.metrics) and not run.measured_elsewhere
+    if again is None or again.status != "ok" or again.wrote or not again.metrics or is_poorer:
         write_atomic(path, before)
         if not json:
             output.say("that did not work, so lab.yaml was restored")

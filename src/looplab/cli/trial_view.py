@@ -7,7 +7,6 @@ import re
 
 from looplab.cli import output
 from looplab.config.lab import LAB_FILE, RUN_FOLDER, StudyConfig
-from looplab.measure.discover import CURVES, kind_of
 from looplab.onboard.base import Script
 from looplab.onboard.objective import rank_objectives
 from looplab.onboard.output_folder import output_words
@@ -89,9 +88,10 @@ def explain_silence(run: Observation) -> str:
     said = f"its last line: {run.last_line}" if run.last_line else "it printed nothing"
     if run.status == "timeout":
         return f"no metrics so far ({said}). Give it longer: looplab try --time 30m"
-    elsewhere = [one.file for one in run.wrote if kind_of(os.path.basename(one.file)) in CURVES]
-    if elsewhere:
-        return f"it measured nothing in its run folder, but wrote {elsewhere[0]}"
+    if run.measured_elsewhere:
+        return f"it measured nothing in its run folder, but wrote {run.measured_elsewhere[0]}"
+    if run.unread:
+        said = f"it wrote {run.unread[0]}, a format that looplab does not read"
     return (
         f"looplab found no metrics ({said}). Let it print `name: value` or write metrics.jsonl, CSV, "
         "TensorBoard or W&B files; for another format, set measure.stdout in lab.yaml"

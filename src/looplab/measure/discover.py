@@ -38,18 +38,21 @@ _BY_NAME = {
     "wandb-summary.json": "wandb_summary",
 }
 _CSV = re.compile(
-    r"(?i)(?:[\w.-]*[_-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
+    r"(?i)(?:[\w.-]*[_.-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
 )
 _JSONL = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|logs?|history|progress|scalars|losses)\.(?:jsonl|ndjson)")
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation|scalars|logs?)\.json")
 """Files that trainers write at their end, or to which they add a line from time to time."""
 _LOG = re.compile(r"(?i)(?!debug)[\w.-]*\.log|(?:[\w.-]*[_-])?logs?(?:[_-][\w.-]*)?\.txt")
 """Text that trainers write in addition to their output, or instead of it; W&B has its own `debug.log`."""
+_BARE_LOG = re.compile(r"(?i)(?:(?:train|training|val|valid|test|eval)[_-])?log")
+"""The same, in a file without a suffix."""
 IGNORED = frozenset({
     "checkpoints", "checkpoint", "ckpt", "ckpts", "media", "node_modules", "__pycache__", "venv", "site-packages",
     "code",
 })  # fmt: skip
-_RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
+_RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+|\d{10}\.\d+")
+"""Folders without a meaning for their metrics: of restarts, and those that `add_hparams` names after the time."""
 
 MAX_NAME = 1_000
 """Maximum length of a metric's name, in characters; longer ones are ignored."""
@@ -251,7 +254,10 @@ class Reader:
 
     def _merge(self, entry: _Entry, batch: Batch, out: Batch) -> None:
         """Add the points of one source to `out`, except for metrics that a more trusted source owns."""
-        items = [(mend_text(entry.prefix + name), curve) for name, curve in batch.items() if len(name) <= MAX_NAME]
+        # A table with `train/loss` and `val/loss` in a folder `train` is not of one split.
+        has_splits = entry.source.kind == "csv" and any(name.partition("/")[0].lower() in KIND_OF for name in batch)
+        prefix = "" if has_splits else entry.prefix
+        items = [(mend_text(prefix + name), curve) for name, curve in batch.items() if len(name) <= MAX_NAME]
         if self._rename:
             items.sort(key=lambda item: self._preference.get(item[0], 0))
         likely = self._find_wanted(entry, [raw for raw, _ in items]) if self._wanted else {}
@@ -447,7 +453,7 @@ def kind_of(name: str) -> str | None:
         return "trainer_summary" if _RESULTS.fullmatch(name) else None
     if name.startswith("events.out.tfevents.") and not name.endswith(".profile-empty"):
         return "tensorboard"
-    return None
+    return "log_file" if _BARE_LOG.fullmatch(name) else None
 
 
 def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str], wanted: Collection[str]) -> MetricSource:

@@ -20,16 +20,18 @@ KEPT = 100
 """The number of last values of each metric that a summariser keeps for `mean(k)`, by default."""
 
 _MAX_WORDS = frozenset({
-    "accuracy", "acc", "reward", "rew", "return", "returns", "ret", "success", "score", "survival", "alive", "r2",
-    "f1", "auc", "auroc", "bleu", "rouge", "iou", "dice", "map", "precision", "recall", "psnr", "ssim", "elo",
-    "elbo", "likelihood", "loglik", "nmi", "mcc", "ndcg", "mrr", "prec", "top1", "top3", "top5", "top10", "miou",
-    "jaccard", "kappa", "spearman", "pearson", "cider", "meteor", "chrf", "winrate", "purity", "hits", "ap", "ar",
-    "sps", "fps", "throughput", "lr",
+    "accuracy", "acc", "reward", "rew", "return", "returns", "ret", "success", "score", "survival", "alive", "r2", "f1",
+    "auc", "auroc", "bleu", "rouge", "iou", "dice", "map", "precision", "recall", "psnr", "ssim", "elo", "elbo",
+    "likelihood", "loglik", "nmi", "mcc", "ndcg", "mrr", "prec", "top1", "top3", "top5", "top10", "miou", "jaccard",
+    "kappa", "spearman", "pearson", "cider", "meteor", "chrf", "winrate", "purity", "hits", "ap", "ar", "sps", "fps",
+    "throughput", "lr", "ari", "aucpr", "auprc", "concordance", "gini", "pck", "pesq", "qwk", "sdr", "sensitivity",
+    "sisdr", "sisnr", "snr", "specificity", "stoi", "uar",
 })  # fmt: skip
 _MIN_WORDS = frozenset({
     "loss", "error", "err", "l1", "l2", "mse", "mae", "rmse", "nll", "ppl", "perplexity", "bpb", "bpc", "kld", "kl",
-    "cost", "logloss", "mape", "brier", "bic", "aic", "inertia", "wer", "cer", "fid", "time", "regret", "bpd",
-    "lpips", "fvd", "eer", "mpjpe", "crps", "smape", "rmsle", "deviance", "xent",
+    "cost", "logloss", "mape", "brier", "bic", "aic", "inertia", "wer", "cer", "fid", "time", "regret", "bpd", "lpips",
+    "fvd", "eer", "mpjpe", "crps", "smape", "rmsle", "deviance", "xent", "ade", "chamfer", "emd", "fde", "hamming",
+    "mase", "mdape", "medae", "mre", "nmse", "nrmsd", "nrmse", "rmspe", "rrmse", "wape", "wasserstein",
 })  # fmt: skip
 _NEGATED = frozenset({"neg", "negative"})
 METRIC_WORDS = _MAX_WORDS | _MIN_WORDS

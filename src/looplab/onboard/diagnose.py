@@ -411,7 +411,7 @@ CASES: tuple[Case, ...] = (
         r"|requires a GPU|requires? (?:a )?CUDA|CUDA (?:is )?(?:not available|unavailable)|no GPU (?:found|available)"
         r"|cudaErrorNoDevice|GPU Tree Learner was not enabled|CUDA Tree Learner was not enabled|CUDA_HOME environment"
         r"|Cannot assign a device for operation.*GPU|no NVIDIA GPU|support (?:device )?GPU is not enabled"
-        r"|setup doesn't support bf16/gpu|GPU is required",
+        r"|setup doesn't support bf16/gpu|GPU is required|Cannot access accelerator device when none is available",
         _gpu,
     ),
     _case(

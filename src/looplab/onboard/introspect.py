@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from looplab.agents.confine import COMPLETE, confined, landlock_version
 from looplab.config.files import read_config
 from looplab.errors import LabError
-from looplab.untrusted import clean_line, load_json, read_bounded
+from looplab.untrusted import UntrustedError, clean_line, load_json, read_bounded
 
 if TYPE_CHECKING:
     from looplab.onboard.base import Script
@@ -130,6 +130,18 @@ def ask(script: Script, arguments: Sequence[str], timeout: float = HELP_S) -> tu
     if code is None:
         return None, f"it did not end within {timeout:g} s"
     return None, _last_line(printed, code) if printed.strip() else f"it printed nothing (exit code {code})"
+
+
+def run_helper(script: Script, helper: Path, arguments: Sequence[str]) -> Any:
+    """Start a program of looplab with the script's Python, and return the JSON that it prints; None: it failed."""
+    python = shutil.which(script.python or "python") or str(script.python)
+    try:
+        done = subprocess.run(
+            [python, str(helper), *arguments], cwd=script.folder, capture_output=True, timeout=HELP_S, check=False
+        )
+        return load_json(done.stdout) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, UntrustedError):
+        return None
 
 
 def _run(

@@ -42,7 +42,11 @@ OTHER = _words(
     year date download pretrained buffers"""
 )
 """Where, what and how to run, not how to learn."""
-RATES = _words("lr lrs lrate eta blr learningrate")
+CADENCE = _words("log logging save saving saves print prints display checkpoint checkpoints ckpt report dump plot")
+"""With a word of `LENGTH`, how often something is written: `logging_steps`."""
+PROCESSES = _words("local world global node process dist distributed")
+"""With `rank`, the number of a process, rather than the size of a matrix."""
+RATES = _words("lr lrs lrate eta blr learningrate shrinkage")
 DECAYS = _words("wd l1 l2 reg regularization penalty tol")
 SHARES = _words(
     "dropout drop droprate pdrop prob probability ratio fraction frac smoothing subsample colsample bytree bylevel"
@@ -51,7 +55,7 @@ NEAR_ONE = _words("momentum beta gamma discount gae lambda lmbda lam ema polyak 
 BELOW_ONE = _words("gamma discount gae momentum ema polyak rho")
 """Those of `NEAR_ONE` that mean nothing above one."""
 SIZES = _words(
-    "hidden width dim dims units embd embed embedding emb channels filters features inner ff ffn latent model"
+    "hidden hid nhid width dim dims units embd embed embedding emb channels filters features inner ff ffn latent model"
 )
 COUNTS = _words(
     "layers layer depth head heads blocks estimators trees leaves leaf neighbors neighbours components clusters factors"
@@ -206,7 +210,10 @@ def _suggest(setting: ScriptSetting) -> Suggestion:
         role: Role = "other" if is_other else "knob" if known & SWITCHES else "doubtful"
         return Suggestion(role, {"choices": [False, True]})
     if setting.choices is not None and len(setting.choices) > 1:
-        return _choice(known, setting.choices, default, is_other=is_other)
+        # `--depth`, one of 18, 34, 50
+        is_number = all(type(choice) in (int, float) for choice in setting.choices)
+        is_knob = is_number and _suggest(replace(setting, choices=None)).role == "knob"
+        return _choice(setting.choices, default, is_other=is_other, is_knob=is_knob or bool(known & CHOICES))
     if setting.kind not in ("int", "float") or isinstance(default, bool) or not isinstance(default, int | float):
         return Suggestion("other")
     if not math.isfinite(default) or abs(default) > HUGE:
@@ -227,12 +234,12 @@ def _checked(suggestion: Suggestion, default: float) -> Suggestion:
     return Suggestion("doubtful" if suggestion.role == "knob" else suggestion.role)
 
 
-def _choice(known: set[str], choices: Sequence[Any], default: Any, *, is_other: bool) -> Suggestion:
+def _choice(choices: Sequence[Any], default: Any, *, is_other: bool, is_knob: bool) -> Suggestion:
     """Return what a setting with a list of choices looks like."""
     usable = [choice for choice in choices if isinstance(choice, bool | int | float | str)]
     if is_other or default not in usable or {str(choice).lower() for choice in usable} <= DEVICES or len(usable) < 2:
         return Suggestion("other")
-    role: Role = "knob" if known & CHOICES and len(usable) <= MOST_CHOICES else "doubtful"
+    role: Role = "knob" if is_knob and len(usable) <= MOST_CHOICES else "doubtful"
     return Suggestion(role, {"choices": usable} if len(usable) <= 4 * MOST_CHOICES else None)
 
 
@@ -242,13 +249,15 @@ def _float(setting: ScriptSetting, known: set[str], pairs: set[str], default: fl
         return _rate(known, default)
     if "weight_decay" in pairs or (known & DECAYS and not (known & SHARES and 0 <= default <= 1)):
         return Suggestion("knob", _log(default, 100) or FROM_ZERO)
+    if "warmup" in known and not is_other:
+        high = min(1.0, max(0.2, default * 5)) if default <= 1 else 4 * default
+        return Suggestion("knob", {"type": "float", "low": 0.0, "high": high})
     if known & SHARES and 0 <= default <= 1:
         return _share(known, default, is_other=is_other)
     if is_other:
         return Suggestion("other")
-    if "warmup" in known:
-        high = min(1.0, max(0.2, default * 5)) if default <= 1 else 4 * default
-        return Suggestion("knob", {"type": "float", "low": 0.0, "high": high})
+    if "p" in known and 0 <= default <= 1:
+        return Suggestion("doubtful", {"type": "float", "low": 0.0, "high": 1.0})
     if known & {"eps", "epsilon", "exploration"}:
         share = {"type": "float", "low": 0.0, "high": 1.0}
         if default < 1e-3:
@@ -312,9 +321,11 @@ def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> S
         return Suggestion("knob" if default > 1 else "other", _batch_sizes(default))
     if known & COUNTS and default > 0 and (not is_other or "leaf" in known):
         return Suggestion("knob", {"type": "int", "low": max(1, default // 2), "high": max(3, 2 * default)})
+    if known & LENGTH and known & CADENCE:
+        return Suggestion("other")
     if known & LENGTH:
         return Suggestion("length", _around(default, least=2 if "split" in known else 1))
-    if "lora" in known and known & {"rank", "r"} and default > 1:
+    if default > 1 and (known >= {"lora", "r"} or ("rank" in known and not known & PROCESSES)):
         return Suggestion("knob", _powers(default))
     if is_other:
         return Suggestion("other")

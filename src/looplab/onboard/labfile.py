@@ -23,13 +23,16 @@ from looplab.onboard.output_folder import (
     OUTPUT,
     PROJECT_PATH,
     is_project_module,
+    own_output_words,
     predicted_output,
     relative_inputs,
+    relative_output,
 )
 from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.config_file import RUNNER
 from looplab.onboard.readers.constants import fixed_seed
 from looplab.onboard.readers.hydra import search_groups
+from looplab.onboard.scripts import MAKE
 from looplab.onboard.source import call_name, keyword
 from looplab.onboard.typed import given_values
 
@@ -119,7 +122,7 @@ def make_lab(
             )
         raise LabError(f"{script.name} needs {names}", hint=f"pass it: looplab init {script.name} {needed}")
     stem = script.path.parent.name if script.path.stem == "__main__" else script.path.stem
-    stem = stem if script.program is None else script.name
+    stem = script.name if script.program is not None else script.arguments[0] if script.argv[0] in MAKE else stem
     study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
     base_file = f"{study}.base.json"
     in_run_folder, links = starts_in_run_folder(script)
@@ -130,7 +133,8 @@ def make_lab(
             draft.fixed += words if words[0].partition("=")[0] not in typed else []
     else:
         draft.fixed = _from_lab(draft.fixed, script.folder)
-    command = _command(script, interface, draft)
+    command = own_output_words(_command(script, interface, draft), script.folder, relative=cwd is None)
+    moved = relative_output(draft.base) if cwd is not None else []
     if draft.seed is None:
         command = _with_seed(script, command) or command
     is_seed_constant = SEED_WORD in command
@@ -177,7 +181,7 @@ def make_lab(
         seed=draft.seed,
         is_seed_constant=is_seed_constant,
         objective=objective,
-        notes=interface.notes,
+        notes=(*interface.notes, *moved),
     )
 
 
@@ -271,7 +275,8 @@ def _from_lab(words: Sequence[str], folder: Path) -> list[str]:
 def _is_given(setting: ScriptSetting, words: Sequence[str]) -> bool:
     if setting.positional:
         return any(not word.startswith("-") for word in words)
-    return any(word.partition("=")[0].replace("_", "-") == f"--{setting.name}".replace("_", "-") for word in words)
+    flags = {flag.replace("_", "-") for flag in (f"--{setting.name}", setting.flag or "", *setting.aliases)}
+    return any(word.partition("=")[0].replace("_", "-") in flags for word in words)
 
 
 def _command(script: Script, interface: Interface, draft: _Draft) -> list[str]:

@@ -70,6 +70,12 @@ SUMMARY = {"best", "max", "min", "final"}
 """Words of values that a script derives from others."""
 WHOLE = {"both", "overall", "all", "95"}
 """Words of values over all parts of a split, or over all thresholds: `mAP50-95`."""
+MONITORED = "r"
+"""The reward of an episode, in the `monitor.csv` of Gymnasium wrappers."""
+ALL_FOLDS = {"oof", "cv"}
+"""Words of values of a cross-validation, out of fold."""
+PERCENT = (50.0, 100.0)
+"""Values that percentages of right answers have, and hardly a loss."""
 SPLITS = {word for words in KINDS.values() for word in words}
 CUTOFF = re.compile(r"(?i)(?:top|acc|accuracy|prec|precision|err|error|hits?|recall)[-_@]*(\d{1,3})$")
 """Metrics over the k best answers: `top5`, `acc@1`."""
@@ -142,14 +148,19 @@ def rank_objectives(
             score -= 1.0
         elif names_splits and words & RESULTS - NOT_RESULTS and not words & (OPTIMISED | with_split):
             score, why = score + 2.75, [*why, "of the evaluation"]
+        if words & ALL_FOLDS and split is None:
+            score, why = score + 4.5, [*why, "over all folds"]  # before the validation score of the last fold
         if words & RESULTS - NOT_RESULTS:
             score += 2.0
         if words & NOT_RESULTS:
             score -= 1.5
-        goal = directions.goal(metric.name)
+        goal = "max" if metric.name == MONITORED else directions.goal(metric.name)
         rises = metric.first is not None and metric.last > metric.first
-        if goal == "min" and rises and metric.points > 1 and not words & RESULTS:
-            goal, why = "max", [*why, "it rises"]  # the name does not tell, and trainers usually improve
+        if goal == "min" and not words & RESULTS:  # the name does not tell
+            if rises and metric.points > 1:
+                goal, why = "max", [*why, "it rises"]  # trainers usually improve
+            elif split is not None and words <= SPLITS and PERCENT[0] <= metric.last <= PERCENT[1]:
+                goal, why = "max", [*why, "it looks like a percentage"]  # `Test: 97.2%`
         mine = next((one for one in kept if not one.is_evaluation and _fits(one, words, split)), None)
         if mine is not None:
             if metric.name != LAST_LINE:
@@ -171,7 +182,7 @@ def rank_objectives(
         elif "last" in words:
             score -= 0.25  # of one episode, where there is an average of several
         is_told = bool(words & RESULTS) or (mine is not None and mine.goal is not None)
-        is_known = is_told or metric.points >= MIN_POINTS
+        is_known = is_told or (metric.points >= MIN_POINTS and metric.first != metric.last)
         found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why), is_goal_known=is_known))
     # Equal scores: that of the whole before that of a part, accuracy before that of one class, top-1 before top-5.
     return sorted(
@@ -210,6 +221,8 @@ def _cutoff(name: str) -> int | None:
 
 
 def _result_words(name: str) -> set[str]:
+    if name == MONITORED:
+        return {"reward"}
     known = plain_words(name) & METRIC_WORDS  # `map` of `mAP50`
     return {SHORT.get(word, word) for word in (*words_of(name), *known)}
 

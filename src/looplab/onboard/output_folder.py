@@ -139,6 +139,8 @@ OUTPUT = {
     *("export", "dump", "tensorboard", "tb", "summary", "metrics", "history", "artifact", "artifacts"),
 }
 """Words in the names of options that say where to write."""
+WRITTEN = {"out", "output", "outputs", "outdir", "save", "savedir", "work", "workdir", "log", "logs", "logdir"}
+"""Those of them that are never read from."""
 PLACES = {"dir", "directory", "folder", "path", "root", "file", "outdir", "outfile", "savedir", "logdir", "workdir"}
 INPUT = {"data", "dataset", "input", "load", "resume", "restore", "pretrained", "init", "from", "train", "test", "val"}
 """Words of options that say what to read."""
@@ -165,6 +167,48 @@ def _in_run_folder(interface: Interface | None, setting: ScriptSetting, place: s
     flag, value = setting.flag or f"--{setting.name}", f"{{out_dir}}/{os.path.basename(place)}"
     is_joined = interface is not None and interface.rendering.get("separator") == "equals"
     return [f"{flag}={value}"] if is_joined else [flag, value]
+
+
+def own_output_words(command: Sequence[str], folder: Path, *, relative: bool) -> list[str]:
+    """Return a command whose options for output, as they were typed, are places in the run folder.
+
+    Args:
+        relative: Whether relative paths count, too: the trainer is not started in its run folder.
+    """
+    found: list[str] = []
+    for before, word in zip(["", *command], command, strict=False):
+        option, sign, value = word.rpartition("=") if word.startswith("-") else (before, "", word)
+        if option.startswith("--") and _is_output(option, value, folder) and (relative or os.path.isabs(value)):
+            place = f"{{out_dir}}/{os.path.basename(os.path.normpath(value))}"
+            word = f"{option}={place}" if sign else place
+        found.append(word)
+    return found
+
+
+def relative_output(base: dict[str, Any], above: str = "") -> list[str]:
+    """Replace the absolute paths of output in a config by names, since each run starts in a folder of its own.
+
+    Returns:
+        What was replaced, as sentences.
+    """
+    notes = []
+    for key, value in base.items():
+        name = f"{above}{key}"
+        if isinstance(value, dict):
+            notes += relative_output(value, f"{name}.")
+        elif isinstance(value, str) and os.path.isabs(value) and _is_output(key, value, Path("/")):
+            base[key] = os.path.basename(os.path.normpath(value))
+            notes.append(f"{name} is {base[key]} in place of {value}: each run writes to its own folder")
+    return notes
+
+
+def _is_output(name: str, value: str, folder: Path) -> bool:
+    """Return whether a setting is named after output, and its value is a path of something that need not exist."""
+    words = set(words_of(name))
+    if words & INPUT or not words & OUTPUT or any(sign in value for sign in "{}$%:*\n ") or not value.strip("./"):
+        return False
+    is_place = bool(words & PLACES) or "/" in value
+    return is_place and (bool(words & WRITTEN) or not (folder / value).exists())
 
 
 def relative_inputs(script: Script) -> list[str]:

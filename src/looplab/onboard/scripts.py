@@ -21,6 +21,9 @@ from looplab.onboard.console import console_script
 
 PYTHON = re.compile(r"(?:.*/)?python[0-9.]*$")
 SHELLS = {"bash", "sh", "zsh"}
+MAKE = ("make", "gmake")
+MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+"""Files that make reads, in its order."""
 LAUNCHERS = {
     *("torchrun", "accelerate", "deepspeed", "uv", "poetry", "pipenv", "pixi", "conda", "mamba", "srun", "mpirun"),
     *("xvfb-run", "nohup", "time", "nice", "taskset", "hatch", "rye", "pdm"),
@@ -65,6 +68,8 @@ def find_script(words: Sequence[str], folder: Path) -> Script:
         return Script(folder, tuple(words), _file(rest[0], folder), None, arguments=tuple(rest[1:]))
     if Path(first).name in LAUNCHERS:
         return _launched(words, folder)
+    if (makefile := _makefile(words, folder)) is not None:
+        return Script(folder, tuple(words), makefile, None, arguments=tuple(rest))
     if (program := _program(words, folder)) is not None:
         return program
     path = _file(first, folder)
@@ -83,7 +88,16 @@ def is_script(words: Sequence[str]) -> bool:
         return True
     if Path(first).name in (*SHELLS, *LAUNCHERS, "env") and len(words) > 1:
         return True
+    if _makefile(words, Path.cwd()) is not None:
+        return True
     return Path(first).is_file() and (Path(first).suffix in (".py", ".sh") or _names_python(Path(first)))
+
+
+def _makefile(words: Sequence[str], folder: Path) -> Path | None:
+    """Return the file that `make TARGET` reads; None: the words are something else."""
+    if words[0] not in MAKE or len(words) < 2 or any(word.startswith("-") for word in words):
+        return None
+    return next((folder / name for name in MAKEFILES if (folder / name).is_file()), None)
 
 
 def is_program(word: str, folder: Path) -> bool:

@@ -20,14 +20,14 @@ from looplab.config.paths import flatten
 from looplab.errors import LabError
 from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
-from looplab.measure.discover import reader_of
+from looplab.measure.discover import CURVES, kind_of, reader_of
 from looplab.measure.summary import is_clock, plain_name
 from looplab.onboard.base import Script, ScriptSetting
 from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
 from looplab.onboard.output_folder import must_be_new
 from looplab.onboard.scripts import find_script, is_program, module_file
-from looplab.onboard.written import MAX_ENTRIES, WrittenFile
+from looplab.onboard.written import MAX_ENTRIES, WrittenFile, files_below, unread_files
 from looplab.runs import folder as run_folder
 from looplab.runs.logs import read_tail
 
@@ -273,11 +273,19 @@ class Observation:
     peak_memory_mb: float | None
     full_run_s: float | None
     wrote: tuple[WrittenFile, ...]
+    unread: tuple[str, ...]
+    """Files that may hold its results, in formats that are not read."""
     must_be_new: bool | None
     """Whether its output folder must not exist; None: not known."""
     last_line: str
     diagnosis: Diagnosis | None
     """Why it failed."""
+
+    @property
+    def measured_elsewhere(self) -> list[str]:
+        """Files outside its folder that have metrics: tables, event files."""
+        kinds = (*CURVES, "trainer_summary")
+        return [one.file for one in self.wrote if kind_of(os.path.basename(one.file)) in kinds]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -326,6 +334,7 @@ def observe(
         peak_memory_mb=float(memory) if isinstance(memory, int | float) else None,
         full_run_s=None if run.seconds is None else full_run_seconds(run.seconds, share, tried, lengths(base)),
         wrote=tuple(wrote),
+        unread=unread_files([*files_below(run_dir), *(one.file for one in wrote)]),
         must_be_new=must_be_new(
             trial.launch,
             script_of(lab, trial.launch.command),

@@ -121,6 +121,8 @@ def rebind_calls(tree: ast.Module, values: dict[str, Any]) -> None:
 
 SEEDS = ("seed", "manual_seed", "manual_seed_all", "set_seed", "set_random_seed", "seed_everything")
 """Functions that seed a generator with their first argument."""
+JAX_KEYS = ("PRNGKey",)
+"""Functions of JAX that make a generator from their first argument."""
 SEED_NAMES = ("seed", "random_seed", "manual_seed", "rng_seed", "torch_seed", "global_seed")
 """Variables and parameters that hold a seed, in lower case."""
 
@@ -138,10 +140,13 @@ def seed_places(tree: ast.Module, names: bool = True) -> list[tuple[Any, Any]]:
         names: Whether variables and parameters count, too: `SEED = 1`, `def set_seed(seed=1)`.
     """
     found: list[tuple[Any, Any]] = []
+    keys: list[tuple[Any, Any]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in SEEDS:
+            if name in JAX_KEYS and is_whole(node.args[0]):
+                keys.append((node.args, 0))
+            elif name in SEEDS:
                 first = node.args[0]
                 if is_whole(first):
                     found.append((node.args, 0))
@@ -155,7 +160,7 @@ def seed_places(tree: ast.Module, names: bool = True) -> list[tuple[Any, Any]]:
             for index, default in enumerate(node.args.defaults):
                 if node.args.args[first_default + index].arg in SEED_NAMES and is_whole(default):
                     found.append((node.args.defaults, index))
-    return found
+    return found + (keys if len(keys) == 1 else [])  # of several, one may make the data
 
 
 def rebind_seeds(tree: ast.Module, seed: object, names: bool = False) -> None:

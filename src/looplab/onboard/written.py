@@ -14,6 +14,11 @@ from looplab.onboard.base import Script
 from looplab.runs.outside import own_output
 
 IGNORED = {"outputs", "__pycache__", "node_modules", "venv", "site-packages"}
+UNREAD = {
+    *(".pkl", ".pickle", ".joblib", ".npz", ".npy", ".mat", ".h5", ".hdf5", ".parquet", ".feather", ".xlsx"),
+    *(".db", ".sqlite", ".sqlite3", ".arrow", ".msgpack"),
+}
+"""Formats of results that are not read: they need their own packages, or run code when they are opened."""
 MAX_ENTRIES = 20_000
 MAX_NAMED = 200
 _CLOCK_TICK_NS = 50_000_000
@@ -64,6 +69,11 @@ def written_files(before: Stamps, after: Stamps) -> list[WrittenFile]:
     ]
 
 
+def unread_files(files: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that may hold results, in formats that looplab does not read."""
+    return tuple(sorted(file for file in files if os.path.splitext(file)[1].lower() in UNREAD))[:MAX_NAMED]
+
+
 def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_script: bool = False) -> str:
     """Return a sentence about files that a run wrote outside its folder, with what to do.
 
@@ -81,13 +91,14 @@ def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool, beside_sc
         text += f"; {code[0]} is code, so the next run may run a different program"
     elif changed:
         text += f"; {changed[0]} existed before, so runs change each other's results"
-    if in_run_dir:
-        text += ". Give it its own folder: {out_dir} in launch.command"
-    else:
-        text += ". Set launch.cwd: run in lab.yaml, or pass {out_dir} for its output"
     if beside_script:
-        text += "; if it writes next to its own source (it uses __file__), run one at a time: slots: {count: 1}"
-    return text
+        return (
+            f"{text}. If it writes next to its own source (it uses __file__), pass {{out_dir}} for its output in "
+            "launch.command, or run one at a time: slots: {count: 1}"
+        )
+    if in_run_dir:
+        return f"{text}. Give it its own folder: {{out_dir}} in launch.command"
+    return f"{text}. Set launch.cwd: run in lab.yaml, or pass {{out_dir}} for its output"
 
 
 def writes_beside_itself(script: Script) -> bool:

@@ -24,9 +24,11 @@ from looplab.onboard.readers.help_text import HelpTextReader
 from looplab.onboard.readers.hydra import HydraReader
 from looplab.onboard.readers.key_value import KeyValueReader
 from looplab.onboard.readers.lightning import LightningReader
+from looplab.onboard.readers.makefile import MakefileReader
 from looplab.onboard.readers.pydantic_settings import PydanticSettingsReader
 from looplab.onboard.readers.python_config import PythonConfigReader
 from looplab.onboard.readers.shell import ShellReader
+from looplab.onboard.readers.shell_options import ShellOptionsReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
 
 BUILT_IN: tuple[type[InterfaceReader], ...] = (
@@ -44,7 +46,9 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     ArgparseReader,
     GetoptReader,
     GlobalsReader,
+    ShellOptionsReader,
     ShellReader,
+    MakefileReader,
     WandbConfigReader,
     EnvironmentReader,
     FixedFileReader,

@@ -64,7 +64,7 @@ class ArgparseReader:
             options, hugging_face = [*_options_in_source(script)], False
             if options and script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
-        options = _converted_later(script, options)
+        options = _with_field_defaults(script, _converted_later(script, options))
         if any(option.get("commands") for option in options):
             return self._with_commands(script, options, notes)
         settings = settings_of(options, hugging_face=hugging_face)
@@ -177,6 +177,27 @@ def _converted_later(script: Script, options: Sequence[Mapping[str, Any]]) -> li
     return [
         {**option, "type": found[option["dest"]], "reads": True}
         if option["dest"] in texts and option["dest"] in found
+        else option
+        for option in options
+    ]
+
+
+def _with_field_defaults(script: Script, options: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return options without a default of their own with that of the dataclass field of the same name."""
+    fields: dict[str, Any] = {}
+    for tree in script.modules:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any("dataclass" in call_name(item) for item in node.decorator_list):
+                for item in node.body:
+                    if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                        value = constant(item.value)
+                        if isinstance(item.value, ast.Call) and call_name(item.value).endswith("field"):
+                            value = constant(keyword(item.value, "default"))
+                        if value is not MISSING:
+                            fields.setdefault(item.target.id, value)
+    return [
+        {**option, "default": fields[option["dest"]], "reads": option.get("reads") is not False, "opaque": False}
+        if option["default"] is None and not option["required"] and fields.get(option["dest"]) is not None
         else option
         for option in options
     ]

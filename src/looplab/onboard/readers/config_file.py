@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 from pathlib import Path
@@ -31,6 +32,8 @@ NAMES = re.compile(
 )
 RUNNER = "with_config.py"
 """Name of the small program in the lab."""
+SEVERAL = 2
+"""Hyper-parameters in a file that make it a config, whatever its name is."""
 FOLDERS = (".", "config", "configs", "conf", "cfg", "cfgs")
 
 
@@ -72,10 +75,11 @@ class ConfigFileReader:
         rendering = {"as": "file", "format": FORMATS[Path(name).suffix.lower()]}
         notes = (f"the base config is a copy of {name}",)
         command = (*script.prefix, *words)
-        templates = _templates(script, name)
-        settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in templates)
+        others = _other_sections(script, base)
+        unused = _templates(script, name) | others
+        settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in unused)
         found = Interface(self.name, settings, command, rendering, base=base, notes=notes)
-        return found if _takes_all_keys(script) else with_flags(found, script)
+        return found if _takes_all_keys(script) and not others else with_flags(found, script)
 
 
 def _are_taken(script: Script) -> bool:
@@ -133,21 +137,22 @@ class FixedFileReader:
             return None
         for name in names_in_source(script):
             file = Path(name)
-            is_config = NAMES.search(file.stem.lower()) is not None or file.parent.name in FOLDERS[1:]
+            is_named = NAMES.search(file.stem.lower()) is not None or file.parent.name in FOLDERS[1:]
             place = next((place for place in (script.folder, script.path.parent) if (place / name).is_file()), None)
-            if not is_config or place is None:
+            if place is None:
                 continue
             shown = os.path.relpath(place / name, script.folder)
             base = config_in(script, shown)
-            if base is None:
+            if base is None or not (is_named or _knobs(base) >= SEVERAL):
                 continue
             rendering = {"as": "file", "format": FORMATS[file.suffix.lower()]}
             note = f"the script always reads {shown}: {RUNNER} passes it the config of the run instead"
-            command = with_runner(script, f"{shown}={{config}}")
-            templates = _templates(script, shown)
-            settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in templates)
+            command = tuple(_with_typed_values([*with_runner(script, f"{shown}={{config}}")], base))
+            others = _other_sections(script, base)
+            unused = _templates(script, shown) | others
+            settings = tuple(one for one in settings_in(base) if one.name.partition(".")[0] not in unused)
             found = Interface(self.name, settings, command, rendering, base=base, notes=(note,))
-            return found if _takes_all_keys(script) else with_flags(found, script)
+            return found if _takes_all_keys(script) and not others else with_flags(found, script)
         return None
 
 
@@ -162,6 +167,31 @@ def _templates(script: Script, name: str) -> set[str]:
     return {
         key for key, anchor in ANCHOR.findall(text) if re.search(rf"<<:[ \t]*\[?[^\n]*\*{re.escape(anchor)}\b", text)
     }
+
+
+def _other_sections(script: Script, base: dict[str, Any]) -> set[str]:
+    """Return the tables of a config that has one for each dataset or environment, without that which is used.
+
+    That is the one whose name was typed, or is the default of an option: `--dataset cifar10`.
+    """
+    sections = {key: value for key, value in base.items() if isinstance(value, dict)}
+    typed = {word.rpartition("=")[2] for word in script.arguments} & sections.keys()
+    used = typed or _option_texts(script) & sections.keys()
+    if len(used) != 1:
+        return set()
+    (name,) = used
+    alike = {key for key, value in sections.items() if value.keys() & sections[name].keys()}
+    return alike - {name}
+
+
+def _option_texts(script: Script) -> set[str]:
+    """Return the texts that are defaults of options."""
+    found = (
+        constant(keyword(call, "default"))
+        for tree in script.modules
+        for call in calls(tree, "add_argument", "option", "Option")
+    )
+    return {text for text in found if isinstance(text, str)}
 
 
 def with_runner(script: Script, config: str = "{config}") -> tuple[str, ...]:
@@ -195,8 +225,22 @@ def config_in(script: Script, name: str) -> dict[str, Any] | None:
     try:
         config = read_config(path)
     except LabError:
-        return None
+        config = _commented_json(path)
     return config if any(setting.kind in ("int", "float") for setting in settings_in(config)) else None
+
+
+IN_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=\s*(?://[^\n]*\s*|/\*.*?\*/\s*)*[}\]])', re.DOTALL)
+"""Texts in JSON; and what some readers of JSON allow: comments, and commas that nothing follows."""
+
+
+def _commented_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file with comments and trailing commas; empty if it is not one."""
+    text = read_bounded(path, MAX_SOURCE).decode("utf-8", "replace") if path.suffix.lower() == ".json" else ""
+    try:
+        config = json.loads(IN_JSON.sub(lambda match: match[1] or "", text))
+    except ValueError:
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _options(script: Script) -> list[tuple[str, str | None]]:
@@ -226,6 +270,27 @@ def _from_folder(script: Script, name: str) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else name
 
 
+def _named_by_option(script: Script) -> list[str]:
+    """Return the files that are named after what was typed, or the default of an option: `hyperparams/{algo}.yml`."""
+    nodes = [node for tree in script.modules for node in ast.walk(tree)]
+    ends = [node.values[-1] for node in nodes if isinstance(node, ast.JoinedStr) and len(node.values) > 1]
+    suffixes = {text for end in ends if isinstance(text := constant(end), str) and text.lower() in FORMATS}
+    if not suffixes:
+        return []
+    places = ["", *(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))]
+    folders = [place for place in dict.fromkeys(places) if len(place) < 100 and _is_folder(script.folder / place)]
+    words = dict.fromkeys([*(word.rpartition("=")[2] for word in script.arguments), *sorted(_option_texts(script))])
+    names = [os.path.join(place, word + suffix) for word in words if word for place in folders for suffix in suffixes]
+    return [name for name in names if (script.folder / name).is_file()]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def _files(script: Script) -> list[str]:
     """Return the config files of the project, in the usual places."""
     return [
@@ -237,8 +302,8 @@ def _files(script: Script) -> list[str]:
 
 
 def names_in_source(script: Script) -> list[str]:
-    """Return the texts in the source that could be the name of a config file."""
-    return [
+    """Return the texts in the source that could be the name of a config file; of `f"{algo}.yml"`, those that exist."""
+    texts = [
         node.value
         for tree in script.modules
         for node in ast.walk(tree)
@@ -247,3 +312,4 @@ def names_in_source(script: Script) -> list[str]:
         and len(node.value) < 200
         and Path(node.value).suffix.lower() in FORMATS
     ]
+    return [*_named_by_option(script), *texts]

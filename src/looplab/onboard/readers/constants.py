@@ -135,7 +135,12 @@ def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast
 
 def _bind(found: dict[str, Any], target: ast.expr, value: ast.expr | None, often: set[str]) -> None:
     path = path_of(target)
-    if path is None or path[0] in often or (len(path) == 1 and path[0].startswith("_")):
+    if (
+        path is None
+        or path[:2] == ["os", "environ"]
+        or path[0] in often
+        or (len(path) == 1 and path[0].startswith("_"))
+    ):
         return
     table = _table(value)
     new: Any = constant(value) if table is None else table

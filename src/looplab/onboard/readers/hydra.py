@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from looplab.config.files import read_config
@@ -15,7 +16,7 @@ from looplab.config.lab import ConfigRendering
 from looplab.errors import LabError
 from looplab.launch.command import render
 from looplab.onboard.base import Interface, Kind, Script, ScriptSetting
-from looplab.onboard.introspect import ask
+from looplab.onboard.introspect import ask, run_helper
 from looplab.onboard.knobs import CHOICES, MOST_CHOICES, suggest, words_of
 from looplab.onboard.source import call_name, constant, keyword
 
@@ -28,17 +29,10 @@ class HydraReader:
     def read(self, script: Script) -> Interface | None:
         if "hydra" not in script.imports:
             return None
-        decorators = [
-            item
-            for tree in script.modules
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef)
-            for item in node.decorator_list
-            if call_name(item).endswith("hydra.main") or call_name(item) in _imported_main(tree)
-        ]
+        decorators = _decorators(script)
         if not decorators:
             return None
-        composed, problem = ask(script, [*script.arguments, "--cfg", "job"])
+        composed, problem = _ask(script, decorators[0], script.arguments)
         notes = [f"Hydra could not compose the config: {problem}"] if problem else []
         base = _without_interpolations(composed or {})
         if composed and base != composed:
@@ -79,7 +73,7 @@ def search_groups(script: Script, interface: Interface) -> Interface:
     notes, offers = list(interface.notes), list(interface.offers)
     specs = dict(interface.specs)
     for key, (current, options) in interface.groups.items():
-        composed, why = _compose(script, interface, key)
+        composed, why = _compose(script, interface, key, next(iter(_decorators(script)), None))
         if why is None:
             why = _why_not(base, composed)
         if why is None:
@@ -115,7 +109,37 @@ def search_groups(script: Script, interface: Interface) -> Interface:
     )
 
 
-def _compose(script: Script, interface: Interface, key: str) -> tuple[dict[str, dict[str, Any]], str | None]:
+def _decorators(script: Script) -> list[ast.expr]:
+    return [
+        item
+        for tree in script.modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for item in node.decorator_list
+        if call_name(item).endswith("hydra.main") or call_name(item) in _imported_main(tree)
+    ]
+
+
+def _ask(script: Script, decorator: ast.expr | None, words: Sequence[str]) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the config that Hydra composes with these words, or None and why there is none.
+
+    Hydra composes files without the application, which may take long to import; a config that has a part in its source
+    is composed by the application.
+    """
+    place = constant(keyword(decorator, "config_path")) if isinstance(decorator, ast.Call) else None
+    name = constant(keyword(decorator, "config_name")) if isinstance(decorator, ast.Call) else None
+    folder = (script.path.parent / place).resolve() if isinstance(place, str) else None
+    if folder is not None and isinstance(name, str) and not any(word.startswith("-") for word in words):
+        helper = Path(__file__).parents[1] / "compose_config.py"
+        composed = run_helper(script, helper, [str(folder), name.removesuffix(".yaml"), *words])
+        if isinstance(composed, dict):
+            return composed, None
+    return ask(script, [*words, "--cfg", "job"])
+
+
+def _compose(
+    script: Script, interface: Interface, key: str, decorator: ast.expr | None
+) -> tuple[dict[str, dict[str, Any]], str | None]:
     """Return the values that Hydra composes with each option of a group, by dotted name; and why it is not a knob."""
     current, options = interface.groups[key]
     if not set(words_of(key)) & CHOICES:
@@ -126,7 +150,7 @@ def _compose(script: Script, interface: Interface, key: str) -> tuple[dict[str, 
     kept = [word for word in script.arguments if word.partition("=")[0] != key]
     for option in options:
         if option != current:
-            found, _ = ask(script, [*kept, f"{key}={option}", "--cfg", "job"])
+            found, _ = _ask(script, decorator, [*kept, f"{key}={option}"])
             if found is not None:
                 composed[option] = _flat(_without_interpolations(found))
     in_order = {option: composed[option] for option in options if option in composed}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 from looplab.onboard.base import Interface, Script
 from looplab.onboard.introspect import ask
 from looplab.onboard.readers.hydra import settings_in
-from looplab.onboard.source import calls, constant, keyword
+from looplab.onboard.source import call_name, calls, constant, keyword
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -16,7 +18,8 @@ class LightningReader:
     name = "LightningCLI"
 
     def read(self, script: Script) -> Interface | None:
-        found = [call for tree in script.modules for call in calls(tree, "LightningCLI", "CLI")]
+        names = {"LightningCLI", "CLI", *_own_classes(script)}
+        found = [call for tree in script.modules for call in calls(tree, *names)]
         if not found or not {"lightning", "pytorch_lightning"} & script.imports:
             return None
         runs = constant(keyword(found[0], "run")) is not False
@@ -31,3 +34,13 @@ class LightningReader:
         command = (*script.prefix, *words, "--config", "{config}")
         rendering = {"as": "file", "format": "yaml"}
         return Interface(self.name, tuple(settings_in(base)), command, rendering, base=base)
+
+
+def _own_classes(script: Script) -> set[str]:
+    """Return the classes of the project that are derived from `LightningCLI`."""
+    return {
+        node.name
+        for tree in script.modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(call_name(base).endswith("LightningCLI") for base in node.bases)
+    }

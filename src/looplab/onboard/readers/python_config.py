@@ -11,7 +11,7 @@ from looplab.onboard.base import MAX_SOURCE, MISSING, Interface, Script
 from looplab.onboard.knobs import find_seed, suggest
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.readers.key_value import merge
-from looplab.onboard.source import call_name, calls, constant
+from looplab.onboard.source import call_name, calls, constant, keyword
 from looplab.untrusted import UntrustedError, read_bounded
 
 MERGES = {"merge_from_dict": 0, "apply_overrides": 1}
@@ -66,7 +66,8 @@ def _option(script: Script) -> str | None:
     for tree in script.modules:
         for call in calls(tree, "add_argument"):
             names = [word for word in map(constant, call.args) if isinstance(word, str)]
-            found = next((word for word in names if word.lstrip("-").replace("-", "_") in typed), None)
+            is_dict = "Dict" in call_name(keyword(call, "action") or ast.Constant(None))  # mmengine's DictAction
+            found = next((word for word in names if is_dict or word.lstrip("-").replace("-", "_") in typed), None)
             if found is not None:
                 return found
     return None

@@ -60,7 +60,7 @@ class ShellReader:
     def _python_lines(script: Script) -> list[str]:
         """Return the lines that start Python, those that pass arguments on first."""
         text = script.text.replace("\\\n", " ")
-        values = {name: value.strip("\"'") for name, value in [*DEFAULT.findall(text), *ASSIGNMENT.findall(text)]}
+        values = assigned_values(text)
         lines = [_filled(line, values) for line in text.splitlines()]
         found = [line for line in lines if PYTHON.search(line) and not line.lstrip().startswith("#")]
         return sorted(found, key=lambda line: PASSES_ON.search(line) is None)
@@ -88,6 +88,11 @@ class ShellReader:
             return find_script(["python" if "$" in words[0] else words[0], *kept], script.folder)
         except LabError:
             return None
+
+
+def assigned_values(text: str) -> dict[str, str]:
+    """Return the values that a shell script gives to its variables, the last one of each."""
+    return {name: value.strip("\"'") for name, value in [*DEFAULT.findall(text), *ASSIGNMENT.findall(text)]}
 
 
 def _filled(line: str, values: Mapping[str, str]) -> str:

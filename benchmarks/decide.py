@@ -28,8 +28,10 @@ averaged over seeds. Which config, is answered in two ways, and all tables are p
 Regrets below a hundredth of what 20 random runs leave count as that: nobody cares about the rest, and a logarithm would
 care about nothing else. A ratio of two ways is the geometric mean, over the problems, of the ratio of these regrets, on
 the seeds that both have; below 1 is better. Its interval is from drawing the problems and their seeds again, 1,000
-times. `best_peer` is the best one of the other tools on each problem, known in hindsight. "After t s" compares what two
-ways have found when each has used t seconds of CPU of its own, at most 60 runs; the import of a tool does not count.
+times; with fewer than three seeds, the problems alone. `best_peer` is the best one of the other tools on each problem,
+known in hindsight: with few seeds partly the luckiest one. "After t s" compares what two ways have found when each has
+used t seconds of CPU of its own, at most 60 runs; the import of a tool does not count. `random` is always done, since
+the floor of the regrets comes from it.
 
 CPU milliseconds a proposal are the mean over proposals 281 to 300, of 10 knobs (and of 30), where the first 280 runs
 were random.
@@ -38,7 +40,12 @@ The functions and tables need the packages of the dependency group `bench`. Tool
 their own in ~/.cache/looplab/decide, which are made when they are missing (not with --quick); one that cannot be
 installed, or fails in a study, is named. With `--keep FILE` every finished study is kept there and not done again, and
 with `--minutes M` no study is started after so long: a long comparison can be made in pieces. Seeds come first, so that
-a piece compares all ways on the seeds that it has. Remove the lines of `search` when the search changes.
+a piece compares all ways on the seeds that it has; `--minutes 0` prints the figures of the kept studies. Remove the
+lines of `search` when the search changes.
+
+SMAC3, Ax, Nevergrad and Vizier were seen to install and to propose with Python 3.11. A study of 60 runs takes Nevergrad
+less than a second of CPU and SMAC3 20 (mixed knobs); a proposal takes Ax about 0.8, and Vizier 9 where JAX compiles. An
+environment takes minutes to make, and one for HEBO was not finished when this was written.
 """
 
 from __future__ import annotations
@@ -52,6 +59,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import select
 import shutil
 import statistics
 import subprocess
@@ -65,7 +73,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -102,6 +110,10 @@ BELIEF_EVERY = 4
 """Runs after which it is asked which config the model believes in."""
 FLOOR = 0.01
 """Regret that counts as none, as a share of what 20 random runs leave."""
+ENOUGH_SEEDS, ENOUGH_PROBLEMS = 3, 8
+"""With fewer seeds of a problem an interval is from drawing problems alone, with fewer of these too there is none."""
+PATIENCE = 1800
+"""Seconds that a tool may take for an answer; after these it has failed."""
 SECONDS = (0.3, 1.0, 3.0, 10.0, 30.0)
 CONVENTIONS = {"best run": "best_run", "recommended": "recommended"}
 """Which config a regret is of, by the field of `Curve`."""
@@ -337,16 +349,27 @@ class InProcess:
 
 
 class InEnvironment:
-    """A peer in its own environment."""
+    """A peer in its own environment. Its process is kept for the next study: imports can take longer than a study."""
+
+    _idle: ClassVar[dict[str, tuple[subprocess.Popen[str], IO[str]]]] = {}
+    """By peer: a process without a study, and its stderr."""
 
     def __init__(self, name: str, **study: Any) -> None:
-        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
-        self._process = subprocess.Popen(
-            [str(CACHE / name / "bin/python"), decide_peers.__file__],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-        )  # fmt: skip
+        self._name = name
+        self._process, self._stderr = self._idle.pop(name, None) or self._start(name)
+        self._waiting = False
+        """Whether a request has no answer yet."""
         self.cpu = 0.0
         self._send({"peer": name, **study})
+
+    @staticmethod
+    def _start(name: str) -> tuple[subprocess.Popen[str], IO[str]]:
+        stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
+        process = subprocess.Popen(
+            [str(CACHE / name / "bin/python"), decide_peers.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+        )  # fmt: skip
+        return process, stderr
 
     def ask(self, n: int) -> list[Any]:
         points: list[Any] = self._call({"ask": n})["points"]
@@ -364,6 +387,9 @@ class InEnvironment:
         return stop
 
     def close(self) -> None:
+        if not self._waiting and self._process.poll() is None:
+            self._idle[self._name] = self._process, self._stderr
+            return
         self._process.kill()
         self._process.wait()
         self._stderr.close()
@@ -375,13 +401,17 @@ class InEnvironment:
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdout is not None
+        self._waiting = True
         try:
             self._send(request)
+            if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+                raise PeerFailed(f"no answer for {PATIENCE} s")
             answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         except (OSError, ValueError):
             self._process.wait()
             self._stderr.seek(0)
             raise PeerFailed(self._stderr.read().strip().rpartition("\n")[2][:200]) from None
+        self._waiting = False
         self.cpu = answer["cpu"]
         return answer
 
@@ -436,7 +466,7 @@ WAYS: dict[str, Way] = {
     "search": Way(in_lab(lambda lab: lab.search()), constraint=True),
     "random": Way(in_lab(lambda lab: lab.search("random")), constraint=True),
     **{
-        name: Way(partial(by_peer, name), slow=name not in (TPE, "optuna_cmaes"), constraint=name == TPE)
+        name: Way(partial(by_peer, name), slow=name not in (TPE, "optuna_cmaes", "nevergrad"), constraint=name == TPE)
         for name in PEERS
     },
     "tpe": Way(in_lab(lambda lab: lab.search("tpe")), own=True, constraint=True),
@@ -641,13 +671,15 @@ class Results:
             return np.log(means[0] / means[1])
 
         value = math.exp(statistics.fmean(float(logs(*pair)) for pair in pairs.items()))
-        if min(regrets.shape[1] for regrets in pairs.values()) < 3:
+        few = min(regrets.shape[1] for regrets in pairs.values()) < ENOUGH_SEEDS
+        if few and len(pairs) < ENOUGH_PROBLEMS:
             return Ratio(value, None, len(pairs))
         rng = np.random.default_rng(0)
         drawn = {}
         for problem, regrets in pairs.items():
             n = regrets.shape[1]
-            drawn[problem] = logs(problem, regrets[:, rng.integers(n, size=(1000, n))])
+            seeds = np.tile(np.arange(n), (1000, 1)) if few else rng.integers(n, size=(1000, n))
+            drawn[problem] = logs(problem, regrets[:, seeds])
         table = np.array(list(drawn.values()))  # problems by draws
         rows = rng.integers(len(table), size=(len(table), 1000))
         means = np.exp(table[rows, np.arange(1000)].mean(axis=0))
@@ -659,7 +691,7 @@ class Results:
 class Ratio:
     value: float
     interval: tuple[float, float] | None
-    """95 %; None: too few seeds to say."""
+    """95 %; None: too few seeds and problems to say."""
     problems: int
 
     def __str__(self) -> str:
@@ -817,9 +849,11 @@ def main() -> None:
     problems = {"untouched": [*UNTOUCHED], "tuning": [*TUNING], "all": [*UNTOUCHED, *TUNING]}[options.problems]
     problems = [name for name in problems if name in (options.only or (QUICK if options.quick else problems))]
     ways = [way for way in options.ways if not (options.quick and WAYS[way].slow)]
+    if "random" not in ways:
+        ways.append("random")  # the floor of the regrets comes from it
     peers_missing = {}
     for way in [way for way in ways if way in PACKAGES]:
-        why = prepare(way, make=True)
+        why = prepare(way, make=not options.quick)
         if why is not None:
             peers_missing[way] = why
             ways.remove(way)
@@ -854,7 +888,7 @@ def main() -> None:
         found |= figures(results, untouched, suffix)
         if not suffix:
             found |= own_figures(results)
-    for knobs in (10, 30):
+    for knobs in (10, 30) if options.minutes else ():
         cost = cpu_ms(knobs, 300)
         print(f"{cost:.1f} ms of CPU a proposal at 300 runs and {knobs} knobs")
         found["cpu_ms_per_proposal" + (f"_{knobs}" if knobs != 10 else "")] = round(cost, 1)

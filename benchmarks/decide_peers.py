@@ -4,11 +4,12 @@ This file runs inside the environment of a tool, which benchmarks/decide.py make
 
     python benchmarks/decide_peers.py
 
-Requests and answers are lines of JSON on stdin and stdout. The first request names the tool, the space, the seed, the
-runs and the batch; then `{"ask": n}` is answered by n points, `{"tell": [[value or null, feasible], …]}`, in the order
-of the points, by nothing. For benchmarks/fidelity.py `{"start": true}` is answered by the name of a training and its
-point, where a known name is a training to be continued, and `{"report": [epoch, value]}` by whether it should stop now.
-Every answer has the CPU seconds that the tool has used so far, without its import.
+Requests and answers are lines of JSON on stdin and stdout. The first request of a study names the tool, the space, the
+seed, the runs and the batch, and has no answer. Then `{"ask": n}` is answered by n points, and
+`{"tell": [[value or null, feasible], …]}`, in the order of the points, by nothing. For benchmarks/fidelity.py
+`{"start": true}` is answered by the name of a training and its point, where a known name is a training to be continued,
+and `{"report": [epoch, value]}` by whether it should stop now. Every answer has the CPU seconds that the tool has used
+in this study, without its import.
 
 A point is a list of numbers; a parameter is `{"type": "float" | "int" | "choice", "low", "high", "log"}`, where the
 value of a choice is an index.
@@ -129,8 +130,14 @@ class Smac:
         facade = BlackBoxFacade if all(one["type"] == "float" for one in space) else HyperparameterOptimizationFacade
         self._folder = tempfile.TemporaryDirectory(prefix="looplab-smac-")
         scenario = Scenario(configs, n_trials=runs, seed=seed, output_directory=Path(self._folder.name))
+        model = facade.get_model(scenario)
+        if facade is HyperparameterOptimizationFacade:
+            # The same trees, but no pool of threads for each prediction, of which a proposal needs about 70, and no
+            # memory for a million leaves, 130 MB, for each tree. No public parameter of the facade changes these.
+            model._rf_opts |= {"n_jobs": 1, "max_leaf_nodes": max(runs, 2)}
         self._smac = facade(
             scenario,
+            model=model,
             intensifier=facade.get_intensifier(scenario, max_config_calls=1),
             config_selector=facade.get_config_selector(scenario, retrain_after=batch),
             logging_level=False,
@@ -497,11 +504,13 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a tool prints does not belong to the answers
-    first = json.loads(sys.stdin.readline())
-    peer: Any = {**PEERS, **FIDELITY_PEERS}[first.pop("peer")](*first.values())
+    peer: Any = None
     cpu = 0.0
     for line in sys.stdin:
         request = json.loads(line)
+        if "peer" in request:
+            peer, cpu = {**PEERS, **FIDELITY_PEERS}[request.pop("peer")](*request.values()), 0.0
+            continue
         began = time.process_time()
         answer: dict[str, Any] = {}
         with contextlib.redirect_stdout(sys.stderr):

@@ -189,7 +189,7 @@ def _command(name: str, command: Any, example: str) -> Iterator[str]:
     yield " ".join([f"looplab {name}", *command.collect_usage_pieces(context)])
     yield "```"
     yield ""
-    yield "| | |"
+    yield "| argument or option | |"
     yield "|---|---|"
     for parameter in command.params:
         record = parameter.get_help_record(context)
@@ -235,7 +235,9 @@ def _one_line(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return _one_line(text).replace("|", "\\|").replace("<", "&lt;")
+    """Return text for a cell of a table. In code, `<` stays as it is; in YAML, nothing is called None."""
+    parts = _one_line(text).replace("|", "\\|").replace("None: ", "if not set: ").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
 
 PAGES = {"lab-file": lab_file, "commands": commands, "python": python_api}

@@ -156,6 +156,9 @@ def try_(
         seconds = parse_duration(time) if time is not None else None
     except ValueError as error:
         raise LabError(f"--time: {error}") from None
+    for word in change or []:
+        if "=" not in word and "@" not in word:
+            raise LabError(f"--set {word}: the value is missing", hint=f"write --set {word}=VALUE")
     edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
     onboarding.try_once(lab, study, edits, seed, seconds, yes, json, seeds=seeds)
 

@@ -48,6 +48,8 @@ the language of expressions. Unknown keys are errors that name the line.
 
 At the top level, beside the keys of one study: `studies`, a list of studies, for which the other keys are common
 defaults; `state_dir`, a local folder for the ledger of a lab on a network disk.
+
+<style>.md-typeset td:first-child code { white-space: nowrap; }</style>
 """
     return "\n".join([top, *_sections("lab.yaml", StudyConfig), *_sections("iterate.yaml", IterateConfig)])
 

@@ -137,8 +137,7 @@ def check(
 def _unmeasured(lab: LabConfig, study: StudyConfig) -> list[str]:
     """Return warnings about an objective that is missing, or that none of the latest runs and tries has measured."""
     if study.objective is None:
-        is_searched = any(entry.search is not None or entry.pbt is not None for entry in study.proposers)
-        return [f"no objective yet, so `looplab run` cannot search: {FIND_OBJECTIVE}"] if is_searched else []
+        return [f"no objective yet, so `looplab run` cannot search: {FIND_OBJECTIVE}"] if study.is_searched else []
     from looplab.cli.objective import last_try
     from looplab.onboard.trial import SUFFIX
 

@@ -1165,6 +1165,11 @@ class StudyConfig(Section):
             return {**data, "judge": None if rule == "none" else {"by": rule}}
         return data
 
+    @property
+    def is_searched(self) -> bool:
+        """Whether a search proposes runs, so that an objective is needed."""
+        return any(entry.search is not None or entry.pbt is not None for entry in self.proposers)
+
     @model_validator(mode="after")
     def _measurable(self, info: ValidationInfo) -> StudyConfig:
         for key, section in (("judge", self.judge), ("holdout", self.holdout)):

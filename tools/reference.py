@@ -48,6 +48,8 @@ the language of expressions. Unknown keys are errors that name the line.
 
 At the top level, beside the keys of one study: `studies`, a list of studies, for which the other keys are common
 defaults; `state_dir`, a local folder for the ledger of a lab on a network disk.
+
+<style>.md-typeset td:first-child code { white-space: nowrap; }</style>
 """
     return "\n".join([top, *_sections("lab.yaml", StudyConfig), *_sections("iterate.yaml", IterateConfig)])
 
@@ -189,7 +191,7 @@ def _command(name: str, command: Any, example: str) -> Iterator[str]:
     yield " ".join([f"looplab {name}", *command.collect_usage_pieces(context)])
     yield "```"
     yield ""
-    yield "| | |"
+    yield "| argument or option | |"
     yield "|---|---|"
     for parameter in command.params:
         record = parameter.get_help_record(context)
@@ -235,7 +237,9 @@ def _one_line(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return _one_line(text).replace("|", "\\|").replace("<", "&lt;")
+    """Return text for a cell of a table. In code, `<` stays as it is; in YAML, nothing is called None."""
+    parts = _one_line(text).replace("|", "\\|").replace("None: ", "if not set: ").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
 
 PAGES = {"lab-file": lab_file, "commands": commands, "python": python_api}

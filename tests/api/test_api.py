@@ -208,6 +208,14 @@ def test_proposals_of_python_wait_in_the_same_queue(tmp_path: Path) -> None:
     assert list(rows[rows["id"] == number]["status"]) == ["accepted"]
 
 
+@pytest.mark.parametrize("edits", [{"lrr": 0.3}, ["lr@set=99"], ["lr=0.3"]])
+def test_a_proposal_that_can_never_run_is_refused(tmp_path: Path, edits: Any) -> None:
+    study = define(tmp_path, proposers=[])
+    with pytest.raises(looplab.LabError, match="lr"):
+        study.propose(edits, "no chance")
+    assert not (tmp_path / ".looplab" / "ledger.db").exists()
+
+
 def test_an_unknown_option_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="unknown option 'round'"):
         define(tmp_path).run(round=1)

@@ -155,7 +155,10 @@ def test_an_engine_that_dies_between_two_portions_takes_nothing_twice(tmp_path: 
     ("text", "message"),
     [
         ("proposals: 3", "list `proposals:`"),
+        ("- {edits: [x@set=1]}", "must contain a list `proposals:` (as in proposals: [{edits: ["),
         ("proposals:\n  - {reason: x}", "list `edits:`"),
+        ("proposals:\n  - {edits: x@set=1}", "list `edits:`"),
+        ("proposals:\n  - {changes: [x@set=1]}", "proposal 1: unknown key 'changes' (known: edits,"),
         ("proposals:\n  - {edits: ['x=1']}", "x@set=1"),
         ("proposals:\n  - {edits: [], why: x}", "unknown key 'why'"),
     ],

@@ -263,8 +263,13 @@ def test_configs_named_on_the_command_line(lab) -> None:
 QUEUES = {
     "broken YAML": ("proposals: [\n", ":2: broken YAML"),
     "no list": ("edits: []\n", "a queue file must contain a list `proposals:`"),
-    "no edits": ("proposals:\n  - {edit: [a@set=1]}\n", ":2: proposal 1 needs a list `edits:`"),
-    "an unknown key": ("proposals:\n  - {edits: [a@set=1], why: x}\n", ":2: unknown key 'why'"),
+    "a list at the top": (
+        "- {edits: [a@set=1]}\n",
+        ":1: a queue file must contain a list `proposals:` (as in proposals: [",
+    ),
+    "no edits": ("proposals:\n  - {reason: x}\n", ":2: proposal 1 needs a list `edits:`"),
+    "a misspelt key": ("proposals:\n  - {edit: [a@set=1]}\n", ":2: proposal 1: unknown key 'edit' (known: edits,"),
+    "an unknown key": ("proposals:\n  - {edits: [a@set=1], why: x}\n", ":2: proposal 1: unknown key 'why'"),
     "a bad edit": ("proposals:\n  - {edits: [a@set=1]}\n  - {edits: [a@sett=1]}\n", ":3: `a@sett=1`"),
 }
 

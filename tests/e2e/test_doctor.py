@@ -48,6 +48,29 @@ def test_what_a_lab_lacks_is_listed_with_what_to_do(lab: Any) -> None:
     assert "is not on PATH" in found(lab("doctor", "--json", code=1))["lab", "toy"]["found"]
 
 
+def test_a_search_without_an_objective_and_an_agent_without_its_program_are_problems(lab: Any, tmp_path: Path) -> None:
+    python = {"command": [sys.executable, "train.py", "{config}"]}
+    lab.configure(launch=python, objective=None, proposers=[{"search": "auto"}])
+    finding = found(lab("doctor", "--json", code=1))["lab", "toy"]
+    assert (finding["found"], finding["level"]) == ("search needs an objective", "problem")
+    assert "`looplab objective METRIC` writes it" in finding["fix"]
+    lab.configure(objective={"metric": "loss", "goal": "min"}, proposers=[{"agent": {"cli": "codex"}}])
+    (tmp_path / "bin").mkdir()
+    finding = found(lab("doctor", "--json", code=1, env={"PATH": str(tmp_path / "bin")}))["lab", "toy"]
+    assert "codex" in finding["found"]
+    assert "npm install -g @openai/codex" in finding["fix"]
+
+
+def test_versions_need_a_repository_and_an_agent(lab: Any) -> None:
+    lab.write(
+        "iterate.yaml", "evaluate: {command: [score], metric: loss}\nagent: {cli: command, command: [no-such-agent]}\n"
+    )
+    done = lab("doctor", code=1)
+    assert "no-such-agent" in done.out
+    assert "git init" in done.out
+    assert "2 problems" in done.out
+
+
 def test_programs_that_are_missing_are_notes_and_no_problem(lab: Any, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()

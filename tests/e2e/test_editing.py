@@ -261,6 +261,25 @@ def test_check_names_knobs_and_proposals_that_are_misspelt(lab) -> None:
     assert "all is well" not in out
 
 
+def test_check_says_that_a_search_has_no_objective_yet(lab) -> None:
+    lab.configure(objective=None, proposers=[{"search": "auto"}])
+    out = lab("check").out
+    assert "WARNING: no objective yet, so `looplab run` cannot search: `looplab try` shows" in out
+    assert "all is well" not in out
+    assert "`looplab objective METRIC` writes it" in lab("run", code=2).err
+    lab("objective", "loss", "--min")
+    assert "no objective" not in lab("check").out
+
+
+def test_a_judge_without_an_objective_does_not_block_the_commands_that_find_one(lab) -> None:
+    lab.configure(objective=None, judge={"baseline_seeds": 3})
+    refused = lab("check", code=2).err
+    assert "judge needs an objective: name the metric to optimise (`looplab try` shows" in refused
+    assert "likely objective: loss" in lab("try").out
+    lab("objective", "loss", "--min")
+    assert "all is well" in lab("check").out
+
+
 def test_check_names_the_measured_metric_that_is_nearest_to_a_misspelt_objective(lab) -> None:
     def check(metric: str) -> str:
         lab.configure(objective={"metric": metric, "goal": "min"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -47,6 +48,16 @@ def test_every_command_is_in_one_group_and_its_example_can_be_parsed(lab) -> Non
         assert example in " ".join(lab(name, "--help").out.split())
     out = lab("--help").out
     assert [out.index(f"\n{title}:\n") for title in GROUPS] == sorted(out.index(f"\n{title}:\n") for title in GROUPS)
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh.md"])
+def test_the_readme_names_the_commands_without_json(readme: str) -> None:
+    parser = typer.main.get_command(app)
+    text = (Path(__file__).parents[2] / readme).read_text()
+    sentence = next(one for one in re.split(r"[.。；;]\s", text) if "`--json`" in one)
+    for name in COMMANDS:
+        has_json = any("--json" in parameter.opts for parameter in parser.get_command(None, name).params)
+        assert has_json == (f"`{name}`" not in sentence), name
 
 
 def test_help_of_run_names_what_follows_two_dashes(lab) -> None:

@@ -89,6 +89,29 @@ def test_a_crash_and_a_nan_win_nothing(judged: Any) -> None:
     assert verdicts(judged) == {"1.0": "crash"}
 
 
+@pytest.mark.parametrize("command", [("stop",), ("stop", "LATEST")], ids=["study", "run"])
+def test_replicates_that_a_person_stopped_are_no_crashes_and_are_made_again(
+    judged: Any, until: Any, command: tuple[str, ...]
+) -> None:
+    text = (judged.folder / "train.py").read_text()
+    wait = "import time\nwhile config['x'] == 0.9 and config['seed'] != 3 and not os.path.exists('gate'): time.sleep(0.02)\n"
+    judged.write("train.py", text.replace("luck = ", wait + "luck = ", 1))
+    judged.queue("x@set=0.9")
+    judged("run", "--detach", "--concurrency", "1")
+    waiting = "SELECT count(*) FROM runs WHERE role='replicate' AND state='running' AND reason LIKE 'replicate 1 of%'"
+    until(lambda: judged.ask(waiting) == [(1,)], "the replicate of the challenger")
+    judged(*command)
+    (judged.folder / "gate").touch()
+    if command == ("stop",):
+        judged("resume")
+    until(lambda: judged.engine() is None, "the end of the engine")
+    assert verdicts(judged) == {"0.9": "keep"}
+    (stopped,) = [summary for summary in judged.all("summary.json") if summary["status"] == "stopped"]
+    assert stopped["reason"] == "stop"
+    evidence = json.loads(judged.ask("SELECT evidence FROM verdicts WHERE verdict='keep'")[-1][0])
+    assert "0 of" in evidence["why"]
+
+
 def test_better_on_the_objective_and_worse_held_out_is_an_alarm_and_no_promotion(judged: Any) -> None:
     judged.write("train.py", NOISY.replace("{held_out}", "score - 2 * config['x']"))
     judged.queue("x@set=0.9")

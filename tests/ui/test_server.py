@@ -84,6 +84,10 @@ def test_nothing_is_answered_without_the_token_or_to_another_host(judged_full: A
             assert http.get(path, headers=own).status_code == 200, path
             assert http.get(path, headers={**own, "host": "hub.example"}).status_code == 200, path
         assert http.get("/?token=wrong").status_code == 401
+        for asked, target in (("zh", "./?lang=zh"), ('"><script>', "./"), ("", "./")):
+            page = http.get("/", params={"token": client.rules.token, "lang": asked}).text
+            assert f'content="0; url={target}"' in page
+        http.cookies.clear()
         opened = http.get(f"/?token={client.rules.token}")
         cookie = opened.headers["set-cookie"].lower()
         assert "httponly" in cookie

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from looplab.config.edits import parse_edit
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
 from looplab.decide.belief import StudyBelief, recorded_belief
 from looplab.errors import LabError
@@ -20,7 +21,15 @@ from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.events import EngineEvent, Listener
 from looplab.loop.flags import best_run
-from looplab.loop.session import Session, SessionResult, check_study, options_to_resume, relative_to_lab, stop_study
+from looplab.loop.session import (
+    Session,
+    SessionResult,
+    check_study,
+    options_to_resume,
+    refuse_hopeless,
+    relative_to_lab,
+    stop_study,
+)
 from looplab.loop.setup import RunOptions, Setup
 from looplab.runs import folder
 from looplab.untrusted import real_path
@@ -246,14 +255,18 @@ class Study:
     def propose(
         self, edits: Sequence[str] | Mapping[str, Any], reason: str, *, parent: str | None = None, hypothesis: str = ""
     ) -> int:
-        """Put a proposal into the queue; return its number. The guard checks it when it is its turn.
+        """Put a proposal into the queue; return its number. The guard checks it again when it is its turn.
 
         Args:
             edits: `["train.lr@mul=0.5"]`, or values by path: `{"train.lr": 0.1}`.
             parent: The run to start from, or `best`; None: the base config.
+
+        Raises:
+            LabError: A key is not a knob, or is set to a value outside of its range.
         """
         if isinstance(edits, Mapping):
             edits = [f"{path}@set={json.dumps(value)}" for path, value in edits.items()]
+        refuse_hopeless(self._lab, self._config, [parse_edit(text) for text in edits])
         with contextlib.closing(Ledger(self._lab.claim_ledger())) as ledger:
             record = StudyLedger(ledger, self.name)
             objective = self._config.objective

@@ -160,8 +160,12 @@ def try_(
     it. A long run is stopped; the metrics so far are shown.
     """
     from looplab.cli import onboarding
+    from looplab.errors import LabError
 
     seconds = None if time is None else _seconds("--time", time)
+    for word in change or []:
+        if "=" not in word and "@" not in word:
+            raise LabError(f"--set {word}: the value is missing", hint=f"write --set {word}=VALUE")
     edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
     onboarding.try_once(lab, study, edits=edits, seed=seed, seeds=seeds, seconds=seconds, yes=yes, json=json)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading, open_lab
 from looplab.config.files import read_config
-from looplab.config.lab import LabConfig, find_lab
+from looplab.config.lab import ITERATE_FILE, LabConfig, find_lab
 from looplab.config.paths import show
 from looplab.config.state import LEDGER, has_files, new_folder, state_folder
 from looplab.errors import BusyError, LabError
@@ -34,7 +35,7 @@ def check_up(folder: Path | None, json: bool) -> None:
     lab = None
     if folder is not None or _is_in_lab():
         lab = open_lab(folder)
-        findings += [*checkup.check_lab_disk(lab), *checkup.check_studies(lab)]
+        findings += [*checkup.check_lab_disk(lab), *checkup.check_studies(lab), *_check_versions(lab)]
     problems = [finding for finding in findings if finding.level == "problem"]
     if json:
         listed = [asdict(finding) for finding in findings]
@@ -49,6 +50,27 @@ def check_up(folder: Path | None, json: bool) -> None:
         output.say(f"{count} problem{'s' * (count != 1)}" if problems else "all is well")
     if problems:
         sys.exit(1)
+
+
+def _check_versions(lab: LabConfig) -> Iterator[checkup.Finding]:
+    """Yield what `looplab iterate` lacks, if the lab has an iterate.yaml."""
+    if not (lab.folder / ITERATE_FILE).exists():
+        return
+    from looplab.iterate import settings
+    from looplab.iterate.git import Repo
+
+    lacks: list[checkup.Finding] = []
+    try:
+        read = settings.load(lab.folder)
+        lacks += checkup.check_agent(
+            ITERATE_FILE, settings.make_spec(read.agent, settings.read_flags(os.environ, read.environment))
+        )
+        Repo(lab.folder)
+    except LabError as error:
+        lacks.append(
+            checkup.Finding("lab", ITERATE_FILE, error.message, "problem", error.hint or "see `looplab iterate`")
+        )
+    yield from lacks or [checkup.Finding("lab", ITERATE_FILE, "lacks nothing")]
 
 
 def _is_in_lab() -> bool:

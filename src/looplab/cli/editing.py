@@ -12,9 +12,9 @@ from typing import Any
 from looplab.cli import output
 from looplab.cli.labs import LabContext, find_study, open_context, open_lab
 from looplab.config import paths
-from looplab.config.edits import Edit, Op, apply_edits, parse_edit
+from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
-from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
+from looplab.config.lab import FIND_OBJECTIVE, LabConfig, StudyConfig, find_lab, load_lab
 from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
@@ -24,7 +24,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.roles import Origin
 from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
-from looplab.loop.session import check_study
+from looplab.loop.session import check_study, refuse_hopeless
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
 from looplab.measure.missing import doubt_about
 from looplab.report.wording import plural
@@ -135,9 +135,10 @@ def check(
 
 
 def _unmeasured(lab: LabConfig, study: StudyConfig) -> list[str]:
-    """Return warnings about metrics of the objective that none of the latest runs and tries has measured."""
+    """Return warnings about an objective that is missing, or that none of the latest runs and tries has measured."""
     if study.objective is None:
-        return []
+        return [f"no objective yet, so `looplab run` cannot search: {FIND_OBJECTIVE}"] if study.is_searched else []
+    from looplab.cli.objective import last_try
     from looplab.onboard.trial import SUFFIX
 
     measured: set[str] = set()
@@ -148,7 +149,11 @@ def _unmeasured(lab: LabConfig, study: StudyConfig) -> list[str]:
             metrics = summary.get("metrics") or {}
             measured.update(metrics)
             is_complete = is_complete or (bool(metrics) and summary.get("status") == "ok")
-    doubts = (doubt_about(one.metric, measured, complete=is_complete) for one in study.objective.targets[::-1])
+    doubts = [doubt_about(one.metric, measured, complete=is_complete) for one in study.objective.targets[::-1]]
+    if doubts[0] is not None:  # printed names are also found with other separators
+        tried = last_try(lab, study)
+        if tried is not None and tried[1] is not None:
+            doubts[0] = None
     return [f"objective: {doubt}" for doubt in doubts if doubt is not None]
 
 
@@ -214,7 +219,8 @@ def propose(
 ) -> None:
     parsed = [parse_edit(text) for text in change]
     edits = [str(one) for one in parsed]
-    _refuse_hopeless(folder, name, parsed)
+    lab = load_lab(find_lab(folder or Path.cwd()))
+    refuse_hopeless(lab, find_study(lab, name), parsed)
     context = open_context(folder, name, create=parent in ("best", "base"))
     start = find_parent(context, parent)
     refused, warning = preview_decision(context, Proposal(tuple(edits), reason, Origin.PERSON, start))
@@ -250,27 +256,6 @@ def queue_proposal(
     number = context.record.propose(Origin.PERSON, edits, reason, parent=parent, hypothesis=hypothesis)
     assert number is not None
     return number
-
-
-def _refuse_hopeless(folder: Path | None, name: str | None, edits: Sequence[Edit]) -> None:
-    """Refuse edits that the guard rejects whichever config they start from; nothing is written.
-
-    Raises:
-        LabError: A key is not a knob, or is set to a value outside of its range.
-    """
-    lab = load_lab(find_lab(folder or Path.cwd()))
-    setup = check_study(lab, find_study(lab, name), RunOptions(informal=True))
-    absolute = {one.path for one in edits if one.op in (Op.SET, Op.NEW)}
-    found = [
-        [
-            str(problem)
-            for problem in setup.guard.check(base.config, edits).problems
-            if problem.rule == "not a knob" or (problem.rule == "knob range" and problem.key in absolute)
-        ]
-        for base in setup.bases
-    ]
-    if found and all(found):
-        raise LabError("; ".join(found[0]), hint="nothing was queued; `looplab check` lists the knobs")
 
 
 def preview_decision(context: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:

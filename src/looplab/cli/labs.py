@@ -35,8 +35,9 @@ class LabContext:
         return study_folder(self.lab.folder, self.study.name)
 
 
-def open_lab(folder: Path | None) -> LabConfig:
-    lab = load_lab(find_lab(folder or Path.cwd()))
+def open_lab(folder: Path | None, *, draft: bool = False) -> LabConfig:
+    """Open the lab of a command; with `draft`, its objective may still be missing."""
+    lab = load_lab(find_lab(folder or Path.cwd()), draft=draft)
     for note in lab.notes:
         output.warn(note)
     return lab

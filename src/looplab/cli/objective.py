@@ -140,7 +140,7 @@ def show_objective(
     lab: LabConfig, study: StudyConfig, chosen: ObjectiveConfig, run: Observation, *, command: str
 ) -> None:
     """Print what a run measured for a known objective."""
-    tried = _last_try(lab, study)
+    tried = last_try(lab, study)
     if tried is not None and tried[0] == run.run and tried[1] is not None:
         output.say(f"objective: {chosen.metric} ({chosen.goal}) {output.number(tried[1], 6)}")
         output.say(f"next: looplab run {command}".rstrip())
@@ -154,13 +154,13 @@ def objective(
     folder: Path | None, name: str | None, metric: str, goal: Goal | None, at: str | None, json: bool
 ) -> None:
     """Write the objective of a study to its lab file, and show what the last try measured."""
-    lab = open_lab(folder)
+    lab = open_lab(folder, draft=True)
     study = lab.study(name)
     chosen: Goal = goal or Directions(study.measure.goals).goal(metric)
     set_objective(lab, study, metric, chosen, at)
     lab = load_lab(lab.folder)
     study = lab.study(study.name)
-    tried = _last_try(lab, study) or _last_try(lab, study, suffix="")
+    tried = last_try(lab, study)
     if json:
         output.print_json(
             {
@@ -181,16 +181,19 @@ def objective(
             near = get_close_matches(metric, names, n=2, cutoff=0.5)
             known = f"did you mean {' or '.join(near)}?" if near else f"it measured {', '.join(names[:8]) or 'nothing'}"
             output.say(f"the last run ({run}) did not measure {metric}; {known}")
+            if near:
+                output.say(f"next: looplab objective {shlex.quote(near[0])} {lab_flags(lab, folder, name)}".rstrip())
+                return
     output.say("next: looplab run; or, for runs that have ended, looplab remeasure")
 
 
-def _last_try(lab: LabConfig, study: StudyConfig, suffix: str = SUFFIX) -> tuple[str, float | None, list[str]] | None:
+def last_try(lab: LabConfig, study: StudyConfig) -> tuple[str, float | None, list[str]] | None:
     """Return the last try that measured the objective, else the last one: its name, the value, and the names of its
-    metrics; None: there was no try.
+    metrics. Without tries, the runs of the study are searched; None: there are none either."""
+    return _last_of(lab, study, SUFFIX) or _last_of(lab, study, "")
 
-    Args:
-        suffix: What the name of the study with the runs ends with; empty: the runs of the study itself.
-    """
+
+def _last_of(lab: LabConfig, study: StudyConfig, suffix: str) -> tuple[str, float | None, list[str]] | None:
     outputs = run_folder.study_folder(lab.folder, study.name + suffix)
     latest = run_folder.pointed(outputs, "LATEST")
     if latest is None or not outputs.is_dir():

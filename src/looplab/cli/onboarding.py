@@ -259,7 +259,7 @@ def try_once(
     json: bool,
 ) -> None:
     """Run the base config once (or with several seeds), in a separate study, and show what it measured."""
-    lab = open_lab(folder)
+    lab = open_lab(folder, draft=True)
     study = lab.study(name)
     setup = check_study(lab, study, RunOptions(informal=True))
     if seed is not None and setup.seed_route is None:
@@ -279,7 +279,7 @@ def try_once(
             give_new_folder(lab, study)
             if not json:
                 output.say(f"its output folder must not exist: written to {LAB_FILE}: launch.output_dir: absent")
-            lab = load_lab(lab.folder)
+            lab = load_lab(lab.folder, draft=True)
             study = lab.study(study.name)
             run, before = _run_trial(lab, try_study(lab, study, one, seconds), base, wanted, json=json)
         if run is None:
@@ -288,7 +288,7 @@ def try_once(
         matters = not run.metrics or run.must_be_new or run.measured_elsewhere
         if run.wrote and run.status == "ok" and (matters or is_short):
             run = _with_own_output(lab, study, script, run, one, seconds, base, wanted, json=json)
-            lab = load_lab(lab.folder)
+            lab = load_lab(lab.folder, draft=True)
             study = lab.study(study.name)
         observations.append(run)
         if i == 0:
@@ -359,7 +359,7 @@ def _with_own_output(
     changed = place_output(lab, study, script, [one.file for one in run.wrote if one.is_new])
     if changed is None:
         return run
-    lab = load_lab(lab.folder)
+    lab = load_lab(lab.folder, draft=True)
     study = lab.study(study.name)
     if not json:
         written = ", ".join(one.file for one in run.wrote[:2])

@@ -45,6 +45,10 @@ _ALIAS = re.compile(r"\*[^\s\[\]{},]")
 _counter = itertools.count()
 
 
+class NotAMapping(LabError):
+    """A file has a list or a single value where a mapping of keys to values is expected."""
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Read a config as plain data: dict, list, str, int, float, bool, None. Dates become ISO text, keys become text.
 
@@ -439,11 +443,11 @@ def _mapping(path: Path, text: str, data: Any) -> dict[str, Any]:
     if isinstance(data, dict):
         return data
     if data is None and not re.search(r"^[^#\s]", text, re.MULTILINE):
-        raise LabError("is empty", file=path, hint="a config is a mapping of keys to values")
+        raise LabError("is empty", file=path, hint="expected a mapping of keys to values")
     kind = "a list" if isinstance(data, list) else "a single value"
     first = re.search(r"^(?!---|[ \t]*#|[ \t\r]*$)", text, re.MULTILINE)
     line = text.count("\n", 0, first.start()) + 1 if first else 1
-    raise LabError(f"has {kind} at the top level", file=path, line=line, hint="a config is a mapping of keys to values")
+    raise NotAMapping(f"has {kind} at the top level", file=path, line=line, hint="expected a mapping of keys to values")
 
 
 def _parse_json(path: Path, text: str) -> Any:

@@ -36,6 +36,7 @@ LAB_FILE = "lab.yaml"
 ITERATE_FILE = "iterate.yaml"
 """Settings of `looplab iterate`; a lab may consist of this file only."""
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+FIND_OBJECTIVE = "`looplab try` shows what the trainer measures, `looplab objective METRIC` writes it"
 CONFIG_FLAGS = ("steps", "log-freq", "eval-freq")
 """Flags of `looplab run` that edit a key of every config."""
 RUN_FOLDER = "run"
@@ -1162,11 +1163,16 @@ class StudyConfig(Section):
             return {**data, "judge": None if rule == "none" else {"by": rule}}
         return data
 
+    @property
+    def is_searched(self) -> bool:
+        """Whether a search proposes runs, so that an objective is needed."""
+        return any(entry.search is not None or entry.pbt is not None for entry in self.proposers)
+
     @model_validator(mode="after")
-    def _measurable(self) -> StudyConfig:
+    def _measurable(self, info: ValidationInfo) -> StudyConfig:
         for key, section in (("judge", self.judge), ("holdout", self.holdout)):
-            if section is not None and self.objective is None:
-                raise ValueError(f"{key} needs an objective: name the metric to optimise")
+            if section is not None and self.objective is None and not (info.context or {}).get("draft"):
+                raise ValueError(f"{key} needs an objective: name the metric to optimise ({FIND_OBJECTIVE})")
         if self.objective is not None and self.holdout is not None and self.holdout.metric == self.objective.metric:
             raise ValueError("the held-out metric must be a different one than the objective")
         tie_break = self.objective.then if self.objective is not None else None
@@ -1275,11 +1281,14 @@ def find_lab(start: Path) -> Path:
     )
 
 
-def load_lab(folder: Path) -> LabConfig:
+def load_lab(folder: Path, *, draft: bool = False) -> LabConfig:
     """Read and check the lab file.
 
     A single study is at the top level. Several are in the list `studies:`; the other top-level keys are their common
     defaults.
+
+    Args:
+        draft: Whether the objective may still be missing where it will be needed.
 
     Raises:
         LabError: The file cannot be read or is invalid; names the line.
@@ -1307,7 +1316,7 @@ def load_lab(folder: Path) -> LabConfig:
             notes[
                 f"{path.name}:{line}: {section}.{key} is now {section}.{new}; the old name works in this release only"
             ] = None
-        study = check_section(StudyConfig, block, document, at=at)
+        study = check_section(StudyConfig, block, document, at=at, draft=draft)
         if study.name in studies:
             raise LabError(
                 f"two studies have the name {study.name!r}",

@@ -39,6 +39,7 @@ def check_section(
     at: Place = (),
     label: str = "",
     folder: Path | None = None,
+    draft: bool = False,
 ) -> M:
     """Return the data as a section.
 
@@ -49,13 +50,14 @@ def check_section(
         at: Place of the data in the file.
         label: Text before the message, such as `rule 1: `.
         folder: Folder that relative paths must stay in; None: the folder of the file.
+        draft: Whether the objective may still be missing where it will be needed.
 
     Raises:
         LabError: Something is wrong; names all mistakes and their lines.
     """
     file = document.path if document is not None else None
     try:
-        return model.model_validate(data, context={"folder": folder or (file.parent if file else None)})
+        return model.model_validate(data, context={"folder": folder or (file.parent if file else None), "draft": draft})
     except ValidationError as error:
         found: dict[Place, str] = {}
         for problem in error.errors():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.edits import parse_edit
-from looplab.config.files import canonical_json, read_config, read_document
+from looplab.config.files import NotAMapping, canonical_json, read_config, read_document
 from looplab.decide.base import Proposal, describe_error
 from looplab.errors import LabError
 from looplab.ledger.roles import Origin
@@ -26,6 +26,7 @@ from looplab.ledger.view import ProposalRow
 from looplab.runs.folder import hash_bytes, hash_file
 
 KEYS = {"edits", "reason", "hypothesis", "parent"}
+FORM = "as in proposals: [{edits: [train.lr@mul=0.5], reason: the loss is noisy}]"
 PORTION = 200
 """Maximum number of proposals recorded in one transaction."""
 LARGE = 1 << 15
@@ -174,9 +175,12 @@ def read_queue(path: Path) -> list[Entry]:
 @lru_cache(maxsize=1)
 def _read_queue(path: Path, stamp: tuple[int, int, int] | None) -> list[Entry]:
     """Parse a queue file. The last one is cached: it is checked before the engine starts, and read by the engine."""
-    items: Any = read_config(path).get("proposals")
+    try:
+        items: Any = read_config(path).get("proposals")
+    except NotAMapping as error:
+        raise LabError("a queue file must contain a list `proposals:`", file=path, line=error.line, hint=FORM) from None
     if not isinstance(items, list):
-        raise LabError("a queue file must contain a list `proposals:`", file=path)
+        raise LabError("a queue file must contain a list `proposals:`", file=path, hint=FORM)
     counts: dict[str, int] = {}
     entries = []
     for i, entry in enumerate(items):
@@ -192,11 +196,11 @@ def _read_queue(path: Path, stamp: tuple[int, int, int] | None) -> list[Entry]:
 
 
 def _parse_entry(i: int, entry: Any) -> Proposal:
-    if not isinstance(entry, dict) or not isinstance(entry.get("edits"), list):
-        raise LabError(f"proposal {i + 1} needs a list `edits:`")
-    unknown = sorted(set(entry) - KEYS)
+    unknown = sorted(map(str, set(entry) - KEYS)) if isinstance(entry, dict) else []
     if unknown:
-        raise LabError(f"unknown key {unknown[0]!r}", hint=f"known: {', '.join(sorted(KEYS))}")
+        raise LabError(f"proposal {i + 1}: unknown key {unknown[0]!r}", hint=f"known: {', '.join(sorted(KEYS))}")
+    if not isinstance(entry, dict) or not isinstance(entry.get("edits"), list):
+        raise LabError(f"proposal {i + 1} needs a list `edits:`", hint=FORM)
     return Proposal(
         tuple(str(parse_edit(str(edit))) for edit in entry["edits"]),
         str(entry.get("reason", "")),

@@ -26,6 +26,8 @@ LATE_DEVICES = "{looplab.devices}"
 """Stands for the devices in a command and in variables until the launcher on the node knows them."""
 LOST = ("lost", "preempted")
 """Exit reasons that are the fault of the place, not of the run: it may be retried (`retry` in lab.yaml)."""
+STOP = "stop"
+"""Exit reason of a run that a person stopped, alone or with its study."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,9 @@ def restore(path: Path, lab: Path, backup: Path | None = None) -> Reindexed:
     candidates = [backup] if backup is not None else backups(path)
     chosen = next((one for one in candidates if intact(one)), None)
     if chosen is None:
-        why = f"{backup} is not an intact ledger" if backup is not None else "there is no intact backup"
+        why = "there is no intact backup"
+        if backup is not None:
+            why = f"{backup} is not an intact ledger" if backup.exists() else f"there is no file {backup}"
         raise LabError(why, hint="`looplab reindex` rebuilds the ledger from its journal and the run folders")
     done = Reindexed(backup=str(chosen))
     if path.exists():

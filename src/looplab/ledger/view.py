@@ -539,6 +539,8 @@ class StudyView:
         if found is None:
             known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.name,))
             hint = f"the latest are {', '.join(r['id'] for r in known)}" if known else "the study has no runs yet"
+            if known and not name.isdecimal():
+                hint += "; LATEST and BEST are names too"
             raise LabError(f"study {self.name!r} has no run {name!r}", hint=hint)
         return found
 

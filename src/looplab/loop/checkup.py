@@ -14,8 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from looplab.agents.base import AgentSpec
+from looplab.agents.run import check_spec, find_program, spec_of
 from looplab.config.disk import existing, network_disk
-from looplab.config.lab import LabConfig, StudyConfig
+from looplab.config.lab import FIND_OBJECTIVE, LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.launch.devices import Devices
 from looplab.launch.executors import check_executor, needs_shared_disk
@@ -168,6 +170,20 @@ def _check_study(lab: LabConfig, study: StudyConfig) -> Iterator[Finding]:
         for module in _missing_modules(command.argv, Path(command.cwd) if os.path.isdir(command.cwd) else lab.folder):
             fix = f"install it for {command.argv[0]}"
             yield Finding("lab", study.name, f"the trainer imports {module}, which is missing", "problem", fix)
+    if study.objective is None and study.is_searched:
+        yield Finding("lab", study.name, "search needs an objective", "problem", FIND_OBJECTIVE)
+    for entry in study.proposers:
+        if entry.agent is not None:
+            yield from check_agent(study.name, spec_of(entry.agent, lab.folder))
+
+
+def check_agent(name: str, spec: AgentSpec) -> Iterator[Finding]:
+    """Yield why an agent of a study, or of iterate.yaml, cannot be called."""
+    try:
+        check_spec(spec)
+        find_program(spec, os.environ.get("PATH"))
+    except LabError as error:
+        yield Finding("lab", name, error.message, "problem", error.hint or "correct `agent`")
 
 
 def _missing_modules(argv: list[str], cwd: Path) -> list[str]:

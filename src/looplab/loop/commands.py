@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
-from looplab.launch.base import Executor
+from looplab.launch.base import STOP, Executor
 from looplab.launch.pool import SlotPool
 from looplab.ledger.study import StudyLedger
 from looplab.loop.events import Listener, Note
@@ -78,7 +78,7 @@ class EngineControl:
             elif what == "stop" and data.get("run") is None:
                 self.stop()
             elif what == "stop" and data["run"] in self._running:
-                self.stop_run(data["run"], "stop")
+                self.stop_run(data["run"], STOP)
             elif what in ("pause", "resume"):
                 self.pause(what == "pause")
             elif what == "veto":
@@ -94,7 +94,7 @@ class EngineControl:
         self.why = "stopped"
         self._cancel_prequeued()
         for run_id in self._running.keys() - self._unreachable:
-            self.stop_run(run_id, "stop")
+            self.stop_run(run_id, STOP)
 
     def drain(self) -> None:
         """Let the current runs end, and start no more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from looplab.config.lab import PruneConfig, StudyConfig, WatchRule
+from looplab.config.lab import FIND_OBJECTIVE, PruneConfig, StudyConfig, WatchRule
 from looplab.errors import LabError
 
 
@@ -23,7 +23,7 @@ def with_fidelity(study: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
         if study.objective is None:
             raise LabError(
                 f"{what} needs an objective: name the metric to optimise",
-                hint="as in objective: {metric: loss, goal: min}",
+                hint=FIND_OBJECTIVE,
             )
         if study.warm_start is not None:
             if any(rule.prune is not None for rule in study.watch):

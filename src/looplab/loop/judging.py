@@ -15,6 +15,7 @@ from looplab.config.lab import StudyConfig, parse_at
 from looplab.judge.base import Candidate, HeldOut, Judgement, JudgeSettings, JudgeState, RunRequest, Score
 from looplab.judge.judge import Judge
 from looplab.judge.stats import paired
+from looplab.launch.base import STOP
 from looplab.ledger.configuration import Configuration
 from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.study import StudyLedger
@@ -86,7 +87,8 @@ class StudyJudge:
     def add_run(self, run: RunRow, fingerprint: str = "") -> None:
         """Add an ended run to the runs of its config.
 
-        Runs under other conditions and runs that the judge does not compare are ignored.
+        Runs under other conditions and runs that the judge does not compare are ignored, as are those that a person
+        stopped: they say nothing about their config. A replicate that a watch rule stopped counts as a crash.
 
         Args:
             fingerprint: Hash of the data and the evaluator that the run used; empty if unknown.
@@ -98,8 +100,8 @@ class StudyJudge:
         earlier = run.parent if run.role == Role.CONTINUATION else run.warm
         cost = (run.seconds or 0.0) * run.devices + self._costs.get(earlier or "", 0.0)
         self._costs[run.id] = cost
-        if run.status == "stopped" and run.role in DECIDED:
-            return  # a stopped trial has no valid result; a stopped replicate counts, or it would be requested again
+        if run.status == "stopped" and (run.role in DECIDED or self._was_stopped_by_person(run)):
+            return  # a stopped trial has no valid result; a replicate is requested again
         self._created[run.id] = run.created
         group = self._groups.setdefault(
             (run.point, run.warm), _Group(run.id, run.n, run.warm, control=run.role == Role.CONTROL)
@@ -112,6 +114,9 @@ class StudyJudge:
         score = Score(run.id, run.seed, run.objective, cost, fingerprint, tie, order=run.n, again=again)
         group.scores.append((run.n, score))
         self._new = True
+
+    def _was_stopped_by_person(self, run: RunRow) -> bool:
+        return folder.read_json(self._outputs / run.id, "summary.json", strict=False).get("reason") == STOP
 
     def load(self) -> None:
         """Add all runs that ended before this engine started, under the current conditions of the study."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from looplab import signals
+from looplab.config.edits import Edit, Op
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.decide.queue import read_queue
 from looplab.errors import BusyError, LabError
@@ -238,6 +239,26 @@ def check_study(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setu
             with lab.at(study, "proposers"):
                 check_packages(entry.search)
     return prepare(lab, study, options)
+
+
+def refuse_hopeless(lab: LabConfig, study: StudyConfig, edits: Sequence[Edit]) -> None:
+    """Refuse edits that the guard rejects whichever config they start from.
+
+    Raises:
+        LabError: A key is not a knob, or is set to a value outside of its range.
+    """
+    setup = check_study(lab, study, RunOptions(informal=True))
+    absolute = {one.path for one in edits if one.op in (Op.SET, Op.NEW)}
+    found = [
+        [
+            str(problem)
+            for problem in setup.guard.check(base.config, edits).problems
+            if problem.rule == "not a knob" or (problem.rule == "knob range" and problem.key in absolute)
+        ]
+        for base in setup.bases
+    ]
+    if found and all(found):
+        raise LabError("; ".join(found[0]), hint="nothing was queued; `looplab check` lists the knobs")
 
 
 def check_sources(lab: LabConfig, study: StudyConfig) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from looplab import plugins
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config, read_config
-from looplab.config.lab import RUN_FOLDER, LabConfig, SearchConfig, StudyConfig
+from looplab.config.lab import FIND_OBJECTIVE, RUN_FOLDER, LabConfig, SearchConfig, StudyConfig
 from looplab.config.paths import Concrete, find, get, has, leaves, show
 from looplab.decide.base import PluginProposer, Proposal, Proposer, ProposerContext
 from looplab.decide.history import History
@@ -626,7 +626,7 @@ def make_proposers(
                 raise LabError(
                     "search needs an objective: name the metric to optimise",
                     file=setup.lab / "lab.yaml",
-                    hint="`looplab try` shows what the trainer measures, `looplab objective METRIC` writes it",
+                    hint=FIND_OBJECTIVE,
                 )
             goal = study.objective.goal
             search = make_search(setup, entry.search, history)

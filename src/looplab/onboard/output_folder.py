@@ -299,7 +299,7 @@ def _changed_launch(lab: LabConfig, study: StudyConfig) -> Iterator[Any]:
     yield own["launch"]
     write_atomic(path, document.with_data(data).text().encode())
     try:
-        load_lab(lab.folder)
+        load_lab(lab.folder, draft=True)
     except LabError:
         write_atomic(path, before)
         raise

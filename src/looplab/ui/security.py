@@ -37,8 +37,9 @@ HEADERS = {
 }
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 _PORT = re.compile(r"(?::\d{1,5})?")
+_LANGUAGE = re.compile(r"[a-z]{2}")
 OPENED = (
-    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./">'
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./{rest}">'
     '<link rel="icon" href="data:,"><title>looplab</title>'
 )
 LOCKED = """<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>looplab</title>
@@ -149,7 +150,8 @@ class Gate:
         if scope["method"] == "GET" and scope["path"].rstrip("/") == "" and "token" in query:
             if not rules.is_token(query["token"][0]):
                 return HTMLResponse(LOCKED, 401)
-            answer = HTMLResponse(OPENED)
+            language = query.get("lang", [""])[0]
+            answer = HTMLResponse(OPENED.format(rest=f"?lang={language}" if _LANGUAGE.fullmatch(language) else ""))
             # Without a path, the browser takes the page's own: also behind a proxy that serves it below a prefix.
             answer.set_cookie(rules.cookie, rules.token, httponly=True, samesite="strict", path=None)
             return answer

@@ -39,7 +39,7 @@ log = partial(print, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    top = argparse.ArgumentParser("looplab recipe esm", description=__doc__.split("\n")[0])
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def stage(name: str, text: str) -> argparse.ArgumentParser:

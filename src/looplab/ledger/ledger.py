@@ -436,6 +436,15 @@ class Ledger:
         self._db.execute(f"PRAGMA cache_size=-{kilobytes}")
 
     @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Refuse all writes in the block, also where a transaction is open."""
+        self._db.execute("PRAGMA query_only=1")
+        try:
+            yield
+        finally:
+            self._db.execute("PRAGMA query_only=0")
+
+    @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Let all reads of the block see the same state, whatever others write meanwhile."""
         self._db.execute("BEGIN")

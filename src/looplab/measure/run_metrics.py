@@ -61,7 +61,7 @@ class RunMetrics:
                 self._add(batch)
         except LabError:
             raise
-        except Exception as error:  # noqa: BLE001 (a bad file must not stop the study)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (a bad file must not stop the study)
             self.failed = describe(error)
         if batch:
             self.grown = clock.now()

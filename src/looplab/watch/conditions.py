@@ -334,7 +334,7 @@ class PluginCondition:
             return None
         try:
             return self._condition.look(run, now)
-        except Exception as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
             self._failure = clean_line(f"it failed: {type(error).__name__}: {error}", 1_000)
             return None
 

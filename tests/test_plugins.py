@@ -181,6 +181,25 @@ def test_a_plug_in_that_cannot_be_imported_is_an_error_that_names_it(installed: 
     assert "the plug-in 'tsv' of looplab-example cannot be imported: ZeroDivisionError" in told
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "line", "code"),
+    [("source.py", 'cells = line.split("\\t")', 1), ("proposer.py", "first = study.count_proposals", 0)],
+)
+def test_a_plug_in_that_exits_fails_and_the_study_does_not(
+    installed: dict[str, str], tmp_path: Path, file: str, line: str, code: int
+) -> None:
+    lab, module = tmp_path / "lab", tmp_path / "site/looplab_example" / file
+    call(installed, "init", "parabola", str(lab))
+    text = module.read_text()
+    assert line in text
+    module.write_text(text.replace(line, f"raise SystemExit(7)\n        {line}"))
+    call(installed, "run", "--lab", str(lab), code=code)
+    rows = json.loads(call(installed, "query", "SELECT data FROM events", "--lab", str(lab), "--json"))
+    assert any("SystemExit: 7" in row["data"] for row in rows)
+    assert "is whole" in call(installed, "verify", "--lab", str(lab))
+
+
 def test_a_lab_is_made_from_a_folder_and_from_git(tmp_path: Path) -> None:
     source = tmp_path / "source"
     call(dict(os.environ), "init", str(EXAMPLE / "src/looplab_example/lab"), str(source))

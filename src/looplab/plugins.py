@@ -59,7 +59,7 @@ def make(group: str, name: str, *args: Any, **options: Any) -> Any:
         return factory(*args, **options)
     except LabError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = ", ".join(options) or "none"
         raise LabError(
             f"the plug-in {name!r} ({PREFIX}{group}) cannot be used: {type(error).__name__}: {error}",
@@ -80,7 +80,7 @@ def load(group: str, name: str) -> Any:
         raise LabError(f"no plug-in {name!r} is installed for {PREFIX}{group}")
     try:
         return entry.load()
-    except Exception as error:  # whatever the package does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the package does when it is imported
         package = entry.dist.name if entry.dist is not None else entry.value
         raise LabError(
             f"the plug-in {name!r} of {package} cannot be imported: {type(error).__name__}: {error}",

@@ -546,6 +546,59 @@ def test_whatever_is_beside_the_ledger_is_named_and_repaired(done, name: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("table", ["sessions", "meta", "events", "column of runs"])
+def test_a_table_or_column_that_is_gone_is_named_and_made_again(done, table: str) -> None:
+    before = facts(done)
+    events = done.ask("SELECT seq, hash FROM events ORDER BY seq")
+    home = done.folder / ".looplab"
+    for path in (home / "ledger.db", *(home / "backups").iterdir()):  # an engine may have made a backup of the damage
+        with closing(sqlite3.connect(path)) as db, db:
+            if table == "column of runs":
+                db.execute("ALTER TABLE runs DROP COLUMN warm")
+            else:
+                db.execute(f"DROP TABLE {table}")
+    assert ("no such table: events" if table == "events" else "columns are missing") in done("verify", code=1).out
+    done("reindex")
+    assert done.ask(f"SELECT seq, hash FROM events WHERE seq <= {len(events)} ORDER BY seq") == events
+    assert facts(done) == before
+    done("verify")
+    done("resume")
+    assert len(done.runs()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["reindex", "restore"])
+def test_no_event_of_a_damaged_database_is_lost_while_it_can_be_read(done, command: str) -> None:
+    """Not even without a journal, if only an index is damaged."""
+    done("say", "after the backup")
+    events = done.ask("SELECT seq, hash FROM events ORDER BY seq")
+    path = done.folder / ".looplab/ledger.db"
+    with closing(sqlite3.connect(path)) as db:
+        ((page,),) = db.execute("SELECT rootpage FROM sqlite_master WHERE name='runs_point'").fetchall()
+        ((size,),) = db.execute("PRAGMA page_size").fetchall()
+    content = bytearray(path.read_bytes())
+    content[(page - 1) * size + 3 : (page - 1) * size + 5] = b"\0\0"  # the index has no entries
+    path.write_bytes(content)
+    (done.folder / ".looplab/journal.jsonl").unlink()
+    assert "missing from index runs_point" in done("verify", code=1).out
+    assert "lost" not in done(command).out
+    assert done.ask(f"SELECT seq, hash FROM events WHERE seq <= {len(events)} ORDER BY seq") == events
+    done("verify")
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_the_journal_is_found_at_its_line_and_mended(done) -> None:
+    path = done.folder / ".looplab/journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if '"kind":"planned"' in line)
+    path.write_text("".join([*lines[:number], lines[number].replace('"round":1', '"round":2'), *lines[number + 1 :]]))
+    assert f"journal.jsonl: line {number + 1} is damaged" in done("verify", code=1).out
+    done("reindex")
+    assert path.read_text().splitlines(keepends=True)[: len(lines)] == lines
+    done("verify")
+
+
+@pytest.mark.slow
 def test_a_gap_in_the_journal_is_found_and_closed(done) -> None:
     path = done.folder / ".looplab/journal.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -637,6 +690,7 @@ def test_an_engine_refuses_a_ledger_that_has_lost_its_end_and_nothing_runs_twice
         "INSERT INTO verdicts VALUES ('toy', (SELECT id FROM runs LIMIT 1), 0, 'keep', '{}')",
         "UPDATE rounds SET closed=closed-3600 WHERE n=1",
         "UPDATE sessions SET began=began-3600",
+        "DELETE FROM sessions",
         "UPDATE studies SET goal='max'",
         "INSERT INTO commands (study, at, what, data) VALUES ('toy', 0, 'stop', '{}')",
         "UPDATE events SET data='{broken' WHERE seq=5",
@@ -649,6 +703,17 @@ def test_whatever_the_tables_show_is_compared(done, sql: str) -> None:
     assert "the record is not whole" in done("verify", code=1).out
     done("reindex")
     done("verify")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["5", '{"message": "another"}', "'"])
+def test_a_command_is_what_the_chain_says_and_is_obeyed_once(done, data: str) -> None:
+    done("veto", "3", "--reason", "a mistake")
+    tamper(done, "UPDATE commands SET done=1.5, data=?", data)
+    assert "table: command" in done("verify", code=1).out
+    done("reindex")
+    done("verify")
+    assert done.ask("SELECT done FROM commands") == [(1.5,)]
 
 
 @pytest.mark.parametrize("name", ["exit.json", "process.json", "metrics.parquet", "run.json", "train.log"])

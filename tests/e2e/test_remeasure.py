@@ -58,6 +58,19 @@ def test_corrected_sources_give_ended_runs_their_objective(unread: Any) -> None:
     assert len(unread.ask("SELECT 1 FROM events WHERE kind='remeasured'")) == 3
 
 
+@pytest.mark.slow
+def test_a_run_whose_measurements_were_changed_is_not_read_again(lab: Any) -> None:
+    lab.queue("train.lr@set=0.3")
+    lab("run", "--concurrency", "1")
+    before = values(lab)
+    (lab.runs()[0] / "metrics.jsonl").write_text('{"step": 1, "loss": -50}\n')
+    (lab.runs()[1] / "record" / "summary.json").write_text("{}")  # it is made again
+    out = lab("remeasure").out
+    assert "not read again: metrics.jsonl has changed since the run ended" in out
+    assert values(lab) == before
+    assert "metrics.jsonl: the file is not what it was" in lab("verify", code=1).out
+
+
 def test_a_study_that_failed_fast_continues_after_its_objective_was_corrected(lab: Any) -> None:
     lab.configure(objective={"metric": "los", "goal": "min"}, proposers=[{"search": "random"}], budget={"runs": 4})
     lab("run", "--concurrency", "1", code=1)

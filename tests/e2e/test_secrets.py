@@ -17,7 +17,7 @@ import json, os, sys
 print("key", os.environ["WANDB_API_KEY"], "token", os.environ["MY_TOKEN"], sys.argv, flush=True)
 print(os.environ["WANDB_API_KEY"], file=sys.stderr)
 with open(os.environ["LOOPLAB_METRICS"], "a") as file:
-    print(json.dumps({"step": 1, "loss": 0.5}), file=file)
+    print(json.dumps({"step": 1, "loss": 0.5, os.environ["MY_TOKEN"]: 1}), file=file)
 """
 
 

@@ -510,6 +510,31 @@ def test_a_deleted_journal_is_rewritten_and_that_is_recorded(ledger: Ledger, tmp
     assert any("the journal was rewritten" in note for note in audit(again, tmp_path).notes)
 
 
+@pytest.mark.parametrize("spoil", ["delete", "replace", "folder", "pipe", "truncate"])
+def test_whatever_becomes_of_the_journal_of_an_open_ledger_the_next_event_is_written(
+    ledger: Ledger, spoil: str
+) -> None:
+    assert ledger.journal is not None
+    path = ledger.journal.path
+    fill(ledger, [("a", "s", {}), ("b", "s", {})])
+    if spoil == "truncate":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    match spoil:
+        case "replace":
+            path.write_text("no event\n")
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+    fill(ledger, [("c", "s", {}), ("d", "s", {})])
+    ledger.close()
+    assert [event.kind for event in Ledger(ledger.path, repair=True).events()] == ["a", "b", "c", "d"]
+    if spoil in ("delete", "truncate"):
+        assert [one.kind for one in journal_of(ledger.path)] == ["a", "b", "c", "d"]
+
+
 def test_a_ledger_that_has_lost_its_end_can_be_read_but_not_written(ledger: Ledger) -> None:
     fill(ledger, [("a", "s", {}), ("b", "s", {})])
     ledger.close()

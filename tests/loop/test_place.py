@@ -77,6 +77,33 @@ def test_an_engine_whose_ledger_or_lock_is_gone_stops(
     assert (lab / ".looplab" / name).exists() == (how == "replaced")
 
 
+@pytest.mark.parametrize("name", ["outputs", "outputs/small"])
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+def test_an_engine_whose_outputs_are_gone_stops_and_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str
+) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
+    gate = tmp_path / "gate"
+    lab = make_lab(tmp_path / "lab", gate)
+    engine = EngineThread(lab)
+    engine.until_running()
+    (lab / name).rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        (lab / name).mkdir()
+    engine.join()
+    gate.touch()
+    assert isinstance(engine.error, HaltError)
+    assert f"{name} was moved or deleted" in engine.error.message
+    if how == "moved":
+        assert not (lab / name).exists()
+        (tmp_path / "elsewhere").rename(lab / name)
+        after = EngineThread(lab)
+        after.join()
+        assert after.error is None
+        runs = StudyLedger(Ledger(lab / ".looplab/ledger.db"), "small").runs()
+        assert [(run.state, run.status) for run in runs] == [("ended", "ok")] * 2
+
+
 def test_a_replaced_ledger_halts_the_engine_even_if_a_write_notices_it_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

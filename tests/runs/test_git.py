@@ -219,6 +219,22 @@ def test_programs_of_the_repository_do_not_run_but_the_persons_own_do(lab: Path,
     assert not (lab.parent / "ran").exists()
 
 
+def test_a_filter_of_the_person_runs_no_program_that_the_repository_names(lab: Path, home: Path) -> None:
+    """git-lfs runs the transfer agents and extensions that it finds in git's configuration."""
+    lfs = lab.parent / "lfs"
+    read = "for key in $(git config --name-only --get-regexp '^lfs'); do $(git config $key) </dev/null >/dev/null; done"
+    lfs.write_text(f"#!/bin/sh\n{read}\ncat\n")
+    lfs.chmod(0o755)
+    (lab / ".gitattributes").write_text("*.bin filter=lfs\n")
+    run(lab, "config", "--global", "filter.lfs.clean", str(lfs))
+    for key in ("standalonetransferagent", "https://host.standalonetransferagent", "customtransfer.mine.path",
+                "extension.mine.clean", "extension.mine.smudge"):  # fmt: skip
+        run(lab, "config", f"lfs.{key}", trap(lab))
+    (lab / "x.bin").write_text("1")
+    git(lab, "add", "-A")
+    assert not (lab.parent / "ran").exists()
+
+
 def test_hooks_merge_drivers_and_smudge_filters_do_not_run(lab: Path) -> None:
     program = trap(lab)
     for hook in ("post-checkout", "post-merge", "pre-commit", "commit-msg", "post-commit", "reference-transaction"):

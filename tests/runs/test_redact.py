@@ -27,6 +27,7 @@ from looplab.runs.redact import (
     name_strength,
     redact_argv,
     redact_bytes,
+    redact_data,
     redact_env,
     redact_text,
     remember,
@@ -303,3 +304,10 @@ def test_a_known_secret_is_hidden_in_every_form(name: str, value: str, printed: 
                 assert redact_text(f"x {form} y").strip() in ("x *** y", 'x "***" y'), form
     finally:
         forget()
+
+
+def test_keys_are_texts_too() -> None:
+    data = {"loss": 1, "of": [{f"sk-{KEY}": {"token": KEY, "n": 2}}]}
+    assert redact_data(data) == {"loss": 1, "of": [{HIDDEN: {"token": HIDDEN, "n": 2}}]}
+    plain = {"loss": 1, "of": [{"password_strength": {"n": 2}}], 3: None}
+    assert redact_data(plain) is plain

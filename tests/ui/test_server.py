@@ -117,6 +117,7 @@ def test_a_change_needs_control_token_origin_and_json(judged_full: Any, serve: C
         body = json.dumps({"study": "tiny", "action": "say", "text": "hello"})
         wrong = [
             {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://localhost:81"}, {"origin": None},
+            {"origin": "http://["}, {"origin": "http://evil.example@localhost"}, {"origin": "localhost"},
             {"x-looplab-control": ""}, {"x-looplab-control": client.rules.token}, {"content-type": "text/plain"},
             {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"host": "evil.example"},
             {"x-looplab-token": "wrong"},
@@ -684,6 +685,8 @@ def test_a_part_of_a_curve_is_sent_with_finer_buckets(maker: Any, serve: Callabl
         query = {"study": "tiny", "runs": run.id, "metrics": '["eval/loss"]', "points": 100}
         whole = client.get("curves", **query)["charts"][0]
         part = client.get("curves", **query, low=1000, high=1050)["charts"][0]
+        for names in ("5", "null", '{"eval/loss": 1}', "[[1], 2]"):
+            assert client.get("curves", **{**query, "metrics": names})["charts"] is not None
     assert not whole["exact"]
     assert part["exact"]
     assert len(whole["x"]) == 100

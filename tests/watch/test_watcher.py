@@ -17,6 +17,7 @@ from looplab.errors import LabError
 from looplab.guard import Guard, Knob
 from looplab.measure.base import Batch, Curve
 from looplab.measure.summary import Directions
+from looplab.watch.conditions import Match, PluginCondition
 from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, check, names
 
 Row = tuple[float, Mapping[str, float]]
@@ -454,3 +455,22 @@ def test_an_objective_without_its_quotes_is_an_error_of_the_rule() -> None:
     with pytest.raises(LabError, match="does not read eval-logloss"):
         check([rule(when="step > 2 and eval-logloss < 0.4")], objective=objective)
     check([rule(when="step > 2 and 'eval-logloss' < 0.4")], objective=objective)
+
+
+@pytest.mark.parametrize("found", [5, "too high", Match(None, 1.0), SystemExit(7), RuntimeError("\ud83d")])
+def test_a_condition_of_another_package_that_returns_something_else_is_reported_and_not_asked_again(found: Any) -> None:
+    class Wrong:
+        calls = 0
+
+        def look(self, run: RunSnapshot, now: float) -> Any:
+            self.calls += 1
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+    condition = PluginCondition(Wrong())
+    run = RunSnapshot("1", {}, None, 0.0, 0.0)
+    assert "AttributeError" in str(condition.unable)  # it has no `unable`
+    assert [condition.look(run, 1.0), condition.look(run, 2.0)] == [None, None]
+    assert "it failed: " in str(condition.unable)
+    assert condition._condition.calls == 1

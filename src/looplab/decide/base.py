@@ -10,6 +10,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -121,17 +122,47 @@ class PluginProposer:
 
     @property
     def thinking(self) -> bool:
-        return bool(getattr(self._proposer, "thinking", False))
+        try:
+            return bool(getattr(self._proposer, "thinking", False))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
+            self.problem = f"it failed: {describe_error(error)}"
+            return False
 
     def propose(self, study: StudyView, n: int) -> list[Proposal]:
         self.problem = None
-        found = self._proposer.propose(StudyView(study.ledger, study.name), n)
-        return [replace(proposal, proposer=self.name, id=None) for proposal in found[:n]]
+        try:
+            with study.ledger.read_only():
+                found = self._proposer.propose(StudyView(study.ledger, study.name), n)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
+            raise LabError("a proposer must not write to the ledger") from error
+        return [replace(_checked(proposal), proposer=self.name, id=None) for proposal in found[:n]]
 
     def close(self) -> None:
         close = getattr(self._proposer, "close", None)
         if close is not None:
-            close()
+            with suppress(Exception, SystemExit):
+                close()
+
+
+def _checked(proposal: Proposal) -> Proposal:
+    """Return a proposal of another package if its fields have the types that they should have.
+
+    Raises:
+        TypeError: They do not.
+    """
+    texts = {"reason": proposal.reason, "hypothesis": proposal.hypothesis}
+    optional = {"parent": proposal.parent, "source": proposal.source}
+    texts |= {name: text for name, text in optional.items() if text is not None}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{name} of a proposal is {text!r}, not a text")
+    if not isinstance(proposal.edits, tuple | list) or not all(isinstance(edit, str) for edit in proposal.edits):
+        raise TypeError(f"edits of a proposal are {proposal.edits!r}, not a tuple of texts")
+    if proposal.until is not None and not isinstance(proposal.until, int | float):
+        raise TypeError(f"until of a proposal is {proposal.until!r}, not a number")
+    return proposal
 
 
 class ExternalProposer(Protocol):
@@ -146,14 +177,14 @@ class ExternalProposer(Protocol):
         ...
 
 
-def is_environmental(error: Exception) -> bool:
+def is_environmental(error: BaseException) -> bool:
     """Return whether an exception is caused by the machine (disk, ledger) and not by the data being handled."""
     if isinstance(error, sqlite3.Error):
         return not isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError)
     return isinstance(error, OSError) and error.errno in FULL_DISK
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception as one sentence, for the record and for people."""
     if isinstance(error, LabError):
         return clean_line(str(error), MAX_PROBLEM)
@@ -180,7 +211,7 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
     try:
         with study.ledger.write(), study.ledger.savepoint():
             return proposer.propose(study, n)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_environmental(error):
             raise
         proposer.problem = f"it failed: {describe_error(error)}"

@@ -21,7 +21,8 @@ from looplab.errors import LabError
 from looplab.ledger import journal, pipelines, versions
 from looplab.ledger.backup import FOLDER, backups, read_hashes
 from looplab.ledger.journal import Journal
-from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
+from looplab.ledger.ledger import GENESIS, HEAD_FILE, Event, Ledger
+from looplab.ledger.ledger import link as hash_link
 from looplab.ledger.replay import Discrepancy, EventReplay, Facts, Key, hash_text
 from looplab.ledger.schema import JOURNALLED
 from looplab.runs import folder
@@ -37,7 +38,7 @@ OUTSIDE = (
 )
 """What the record does not cover, for the output of `verify`."""
 MAX_LAB_BOOK_BYTES = 1 << 28
-DAMAGE = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+DAMAGE = (sqlite3.DatabaseError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions that reading damaged rows may raise."""
 _BOOK_LINE = re.compile(r"- \S+ \| run (\S+) \(round [^|]*+\|([^|]*+)\|([^|]*+)\|")
 _SHARED_NAME = re.compile(r"[^-]+-([0-9a-f]{16})(?:\.\w+)*")
@@ -154,6 +155,10 @@ def _check_database(ledger: Ledger) -> Iterator[Discrepancy]:
     for row in ledger.rows("PRAGMA integrity_check(20)"):
         if row[0] != "ok":
             yield Discrepancy("ledger", ledger.path.name, str(row[0]))
+    missing = ledger.missing_columns()
+    if missing:
+        named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        yield Discrepancy("ledger", ledger.path.name, f"columns are missing: {named}")
 
 
 def _recorded(lab: Path, replay: EventReplay) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
@@ -252,10 +257,15 @@ def _compare_runs(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
 
 
 def _compare_plans(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    for row in ledger.rows("SELECT study, run, body FROM plans"):
+    rows = ledger.rows("SELECT study, run, body FROM plans")
+    for row in rows:
         recorded = replay.plans.get((row["study"], row["run"]))
         if recorded is not None and hash_text(row["body"]) != recorded:
             yield Discrepancy("table", f"{row['study']}/{row['run']}", "its plan is not the one in the chain")
+    kept = {(row["study"], row["run"]) for row in rows}
+    for study, run in replay.plans.keys() - kept:
+        if replay.runs.get((study, run), {}).get("state") == "planned":
+            yield Discrepancy("table", f"{study}/{run}", "its plan is missing, so it cannot start")
 
 
 def _compare_configs(ledger: Ledger) -> Iterator[Discrepancy]:
@@ -280,9 +290,8 @@ def _compare_verdicts(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepan
 
 def _compare_sessions(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     first = min(replay.sessions, default=math.inf)  # early versions did not record the number
-    rows = {row["id"]: row for row in ledger.rows("SELECT * FROM sessions") if row["id"] >= first}
-    recorded = {number: facts for number, facts in replay.sessions.items() if number in rows}
-    yield from _compare_rows(rows.items(), recorded, lambda number: f"session {number}")
+    rows = ((row["id"], row) for row in ledger.rows("SELECT * FROM sessions") if row["id"] >= first)
+    yield from _compare_rows(rows, replay.sessions, lambda number: f"session {number}")
 
 
 def _compare_commands(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
@@ -353,6 +362,9 @@ def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
             elif hashes.get(link.seq) != link.hash:
                 yield Discrepancy("chain", f"event {link.seq}", "it is another one in the journal")
                 return
+            elif hash_link(hashes.get(link.seq - 1, GENESIS), *link[:-1]) != link.hash:
+                is_damaged = True
+                yield Discrepancy("file", journal.NAME, f"line {number} is damaged; `looplab reindex` writes it again")
             else:
                 if link.seq > expected and not is_damaged:
                     why = f"line {number} is event {link.seq}, but event {expected} comes next"

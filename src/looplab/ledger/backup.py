@@ -84,13 +84,13 @@ def open_backup(backup: Path) -> sqlite3.Connection:
 
 
 def intact(backup: Path) -> bool:
-    """Return whether a backup can be opened and its chain is intact."""
+    """Return whether a backup can be opened, is complete, and its chain is intact."""
     try:
         with contextlib.closing(open_backup(backup)) as db:
             if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 return False
         with contextlib.closing(_Immutable(backup)) as ledger:
-            return ledger.first_broken_link(noted=False) is None
+            return ledger.first_broken_link(noted=False) is None and not ledger.missing_columns()
     except (sqlite3.DatabaseError, LabError, ValueError):
         return False
 

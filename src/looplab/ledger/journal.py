@@ -113,10 +113,10 @@ class Journal:
     def append(self, links: Sequence[Link]) -> bool:
         """Append events that directly follow the last one. Returns False if another process holds or has changed the
         file; then call `complete`."""
-        if self._end is None:
-            return False
         with _Locked(self) as descriptor:
-            if descriptor is None or os.fstat(descriptor).st_size != self._end[0] or self._end[1] + 1 != links[0].seq:
+            if descriptor is None or self._end is None:  # it was opened just now, or again
+                return False
+            if self._end != (os.fstat(descriptor).st_size, links[0].seq - 1):
                 return False
             self._write(descriptor, links)
             return True

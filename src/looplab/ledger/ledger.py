@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -47,6 +48,11 @@ VERSIONS_SINCE = 5
 """First version of the tables with a table of versions."""
 LOGS = ("-wal", "-journal")
 """Suffixes of SQLite's write-ahead log and rollback journal."""
+COLUMNS = """
+    SELECT t.name || '.' || c.name FROM sqlite_master t, pragma_table_info(t.name) c
+    WHERE t.type='table' AND t.name NOT LIKE 'sqlite_%'
+"""
+"""Query for all columns of a database."""
 CHECKPOINT_PAGES = 8000
 """Pages in the write-ahead log before SQLite checkpoints it into the database, which waits for the disk."""
 
@@ -196,6 +202,19 @@ class Ledger:
                 if 0 < version < VERSIONS_SINCE:
                     self._fill_versions()
                 self._db.execute(f"PRAGMA user_version={VERSION}")
+
+    def missing_columns(self) -> list[str]:
+        """Return the columns that the tables should have and do not have, as `table.column`."""
+        with contextlib.closing(sqlite3.connect(":memory:")) as new:
+            new.executescript(TABLES)
+            expected = [row[0] for row in new.execute(COLUMNS)]
+        return sorted({*expected} - {row[0] for row in self.rows(COLUMNS)})
+
+    def create_indexes(self) -> None:
+        """Create the indexes that are missing."""
+        for statement in TABLES.split(";\n"):
+            if re.match(r"\s*CREATE (UNIQUE )?INDEX", statement):
+                self._db.execute(statement)
 
     def _set_journal_mode(self, mode: str) -> None:
         """Switch to a journal mode. While others open a new ledger, SQLite refuses that instead of waiting."""
@@ -430,6 +449,15 @@ class Ledger:
     def limit_cache(self, kilobytes: int) -> None:
         """Limit the memory in which SQLite keeps pages of the file; the system keeps them as well."""
         self._db.execute(f"PRAGMA cache_size=-{kilobytes}")
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Refuse all writes in the block, also where a transaction is open."""
+        self._db.execute("PRAGMA query_only=1")
+        try:
+            yield
+        finally:
+            self._db.execute("PRAGMA query_only=0")
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:

@@ -85,10 +85,11 @@ def restore(path: Path, lab: Path, backup: Path | None = None) -> Reindexed:
             why = f"{backup} is not an intact ledger" if backup.exists() else f"there is no file {backup}"
         raise LabError(why, hint="`looplab reindex` rebuilds the ledger from its journal and the run folders")
     done = Reindexed(backup=str(chosen))
+    chain = _longest_chain(path)
     if path.exists():
         done.aside += put_aside(path)
     _copy_backup(chosen, path)
-    return reindex(path, lab, done)
+    return reindex(path, lab, done, chain)
 
 
 def _copy_backup(backup: Path, path: Path) -> None:
@@ -97,14 +98,21 @@ def _copy_backup(backup: Path, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
+def reindex(path: Path, lab: Path, done: Reindexed | None = None, chain: Sequence[Link] | None = None) -> Reindexed:
     """Restore the chain, then rebuild the tables from it and from the run folders.
 
     The caller holds the locks of all studies. After a crash it can simply be run again.
+
+    Args:
+        path: The ledger.
+        lab: The lab.
+        done: What `restore` has done already.
+        chain: The chain of a ledger that was moved aside; None: that of the ledger.
     """
     done = done or Reindexed()
     _clear_names(path, done)
-    chain = _longest_chain(path)
+    if chain is None:
+        chain = _longest_chain(path)
     ledger = _open_or_put_aside(path, chain, done)
     try:
         noted = ledger.noted_head()
@@ -126,7 +134,7 @@ def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
 
 
 def _longest_chain(path: Path) -> list[Link]:
-    """Return the longest chain that database, journal and backups have together; empty if the database has all of it.
+    """Return the longest chain that database, journal and backups have together.
 
     An event that is damaged in one of them is taken from another. If database and journal contradict each other, the
     longer chain wins; backups only extend it.
@@ -136,11 +144,10 @@ def _longest_chain(path: Path) -> list[Link]:
     noted = max([last[0] if last else 0, *map(_last_of_backup, backups(path))])
     own = _unbroken([database])
     if len(own) == len(database) >= noted:
-        return []
+        return own
     written = {one.seq: one for one in _journal_links(path)}
     copies = [{one.seq: one for one in _backup_links(backup)} for backup in backups(path)]
-    found = max((_unbroken([*pair, *copies]) for pair in ([database, written], [written, database])), key=len)
-    return found if len(found) > len(own) or len(own) < len(database) else []
+    return max((_unbroken([*pair, *copies]) for pair in ([database, written], [written, database])), key=len)
 
 
 def _database_links(path: Path) -> Iterator[Link]:
@@ -193,7 +200,8 @@ def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Le
             broken = ledger.first_broken_link(noted=False)
             last = ledger.head()[0]
             is_prefix = not chain or last == 0 or ledger.hash_of(last) == chain[last - 1].hash
-            if is_sound and broken is None and is_prefix:
+            if is_sound and broken is None and is_prefix and not ledger.missing_columns():
+                ledger.create_indexes()
                 return ledger
         except (LabError, sqlite3.DatabaseError, ValueError):
             pass
@@ -261,6 +269,7 @@ def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
     with contextlib.suppress(OSError, UntrustedError):
         for _, one in ledger.journal.read():
             same = same and one is not None and one.seq == expected and known.get(one.seq) == one.hash
+            same = same and one is not None and link(known.get(expected - 1, GENESIS), *one[:-1]) == one.hash
             expected += 1
     if ledger.journal.exists() and not same:
         path = ledger.journal.path
@@ -603,10 +612,12 @@ def _rebuild_rest(ledger: Ledger, replay: EventReplay) -> None:
         row = {"host": "?", "pid": 0, "ticks": 0, "seen": ended, **old.get(number, {}), "id": number, **facts}
         sessions.append(row)
     _replace_rows(ledger, "sessions", sessions)
-    if ledger.rows("SELECT count(*) FROM commands")[0][0] != len(replay.commands):
-        now = time.time()
-        rows = [{**facts, "data": dump_json(facts["data"]), "done": now} for facts in replay.commands]
-        _replace_rows(ledger, "commands", rows)
+    commands = [{**facts, "data": dump_json(facts["data"]), "done": time.time()} for facts in replay.commands]
+    done = [row["done"] for row in ledger.rows("SELECT done FROM commands ORDER BY id")]
+    if len(done) == len(commands):  # else it is not known which are done: none is obeyed twice
+        for command, at in zip(commands, done, strict=True):
+            command["done"] = at if at is None or isinstance(at, float) else command["done"]
+    _replace_rows(ledger, "commands", commands)
 
 
 def check_folders(ledger: Ledger, lab: Path, study: str) -> None:

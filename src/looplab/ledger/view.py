@@ -492,6 +492,18 @@ class StudyView:
             files |= data.get("files") or data.get("runs", {}).get(run, {})
         return files
 
+    def files_at_end(self) -> dict[str, dict[str, str]]:
+        """Return the SHA-256 of the files of every ended run as they were last recorded, by run and by path in its
+        folder."""
+        found: dict[str, dict[str, str]] = {}
+        sql = (
+            "SELECT run, data FROM events WHERE study=? AND run IS NOT NULL"
+            " AND kind IN ('imported', 'ended', 'recovered', 'remeasured', 'scrubbed') ORDER BY seq"
+        )
+        for run, text in self.ledger.each(sql, (self.name,)):
+            found.setdefault(run, {}).update(load_own_json(text).get("files") or {})
+        return found
+
     def kept_files(self) -> dict[str, str]:
         """Return the last recorded SHA-256 of files that belong to no single run, by path in the study's folder."""
         files: dict[str, str] = {}

@@ -33,6 +33,7 @@ class PlaceMonitor:
                 self._files[str(path)] = what, os.stat(path)
         outputs = folder.study_folder(lab, study)
         self._linked = {str(path): os.path.islink(path) for path in (outputs.parent, outputs)}
+        self._folders = {path: _stat(path) for path in self._linked}  # None: the engine has not made it yet
 
     def lost(self) -> str | None:
         """Return what was moved or replaced, as a sentence; None if nothing was. Takes a few microseconds."""
@@ -46,6 +47,11 @@ class PlaceMonitor:
         for path, linked in self._linked.items():
             if not linked and os.path.islink(path):
                 return f"{path} was replaced by a link while the engine ran"
+            folder_before, folder_now = self._folders[path], _stat(path)
+            if folder_before is None:
+                self._folders[path] = folder_now
+            elif folder_now is None or not os.path.samestat(folder_now, folder_before):
+                return f"{path} was moved or deleted while the engine ran"
         return None
 
     def close(self) -> None:
@@ -62,6 +68,14 @@ class Move:
     text: str
     was: dict[str, Any]
     """Former location: `host`, `path` and `inode`."""
+
+
+def _stat(path: str) -> os.stat_result | None:
+    """Return the status of a folder; None if it does not exist."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def find_move(lab: Path) -> Move | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from looplab.report.archive import archive_run
 from looplab.runs import folder
 from looplab.untrusted import read_bounded
 
+SUMMARY = re.compile(r"(?:^|/)summary(?:\.\d+)?\.json$")
 KEPT = ("cpu_s", "max_rss_mb", "fingerprint", "verdict")
 """Keys that a new summary copies from the old one."""
 
@@ -52,8 +54,12 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
         runs = [record.run(run.id) for run in runs]  # fetched again: `open` has cleared the old objective
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.name)
-    results = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
-    results += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == Role.IMPORTED]
+    recorded = record.files_at_end()
+    results = []
+    for run in runs:
+        read_again = _remeasure_import if run.role == Role.IMPORTED else _remeasure_run
+        if run.role == Role.IMPORTED or run.status == "ok":
+            results.append(read_again(setup, record, run, outputs / run.id, recorded.get(run.id, {})))
     if setup.study.judge is None:
         _find_best(setup, record, outputs)
     elif record.judge_state() is None or any(
@@ -66,15 +72,33 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     return results
 
 
-def _is_ours(run: RunRow) -> bool:
-    """Return whether a run of this lab ended successfully."""
-    return run.status == "ok" and run.role != Role.IMPORTED
+def _changed_files(run_dir: Path, recorded: Mapping[str, str]) -> str:
+    """Return why files of an ended run cannot be trusted, in words; empty if they are as they were recorded."""
+    found = []
+    for name, sha256 in recorded.items():
+        try:
+            is_same = folder.hash_file(run_dir / name) == sha256
+        except OSError:
+            is_same = False
+        if not is_same:
+            found.append(name)
+    return f"not read again: {', '.join(found)} has changed since the run ended" if found else ""
 
 
-def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
+def _remeasure_import(
+    setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path, recorded: Mapping[str, str]
+) -> Remeasured:
     """Re-read the objective of an imported run from its summary, which uses the metric names of `looplab import`."""
     config = setup.study.objective
-    summary = folder.read_json(run_dir, "summary.json", strict=False)
+    name = folder.record_name(run_dir, "summary.json")
+    sha256 = recorded.get(name)
+    path = run_dir / name
+    # After a crash, the summary may be newer than the chain; then a copy of the old one exists.
+    copies = [path, *path.parent.glob("summary.*.json")]
+    path = next((one for one in copies if sha256 in (None, folder.hash_file(one))), path)
+    if path.exists() and sha256 not in (None, folder.hash_file(path)):
+        return Remeasured(run.id, run.objective, run.objective, _changed_files(run_dir, {name: sha256 or ""}))
+    summary = folder.read_json(run_dir, path.name, strict=False)
     if config is None or not summary:
         return Remeasured(run.id, run.objective, run.objective, "its summary is missing" if not summary else "")
     try:
@@ -95,12 +119,18 @@ def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: P
     return Remeasured(run.id, run.objective, value, "")
 
 
-def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
+def _remeasure_run(
+    setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path, recorded: Mapping[str, str]
+) -> Remeasured:
     """Re-read the measurements of a run of this lab, and update its summary and archive."""
     if not run_dir.is_dir():
         return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
     if folder.is_linked(run_dir):
         return Remeasured(run.id, run.objective, run.objective, "its folder is a link, so nothing is written")
+    # Summaries are what is made again; a crash may have left one that is newer than the chain.
+    inputs = {name: sha256 for name, sha256 in recorded.items() if not SUMMARY.search(name)}
+    if changed := _changed_files(run_dir, inputs):
+        return Remeasured(run.id, run.objective, run.objective, changed)
     metrics = RunMetrics(setup.study, run_dir)
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
     summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)

@@ -201,7 +201,7 @@ class Reader:
                 source.at_step = self.last_step
             try:
                 batch = source.poll(final, until)
-            except Exception as error:  # noqa: BLE001 (a bad file must not stop the study)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (a bad file must not stop the study)
                 source.problem = describe(error)
                 self._failed.add(entry.path)
                 continue
@@ -409,7 +409,7 @@ class Reader:
         return f"{name}/" if name in KIND_OF else ""
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """Return an exception as a short text."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -19,6 +19,7 @@ from looplab.measure.summary import Directions, Summariser, objective_value, to_
 from looplab.runs import clock
 from looplab.runs.folder import RECORD, read_json, record_file
 from looplab.runs.logs import read_tail
+from looplab.runs.redact import redact_keys
 
 MAX_LAST_LINE = 300
 """Maximum length of a failed run's last line in its notes, in characters."""
@@ -60,7 +61,7 @@ class RunMetrics:
                 self._add(batch)
         except LabError:
             raise
-        except Exception as error:  # noqa: BLE001 (a bad file must not stop the study)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (a bad file must not stop the study)
             self.failed = describe(error)
         if batch:
             self.grown = clock.now()
@@ -249,7 +250,7 @@ def summarise(
     status = status_of(exit_)
     objective = study.objective
     value = measured.objective() if measured is not None and status == "ok" else None
-    metrics = measured.summariser.result() if measured is not None else {}
+    metrics = redact_keys(measured.summariser.result()) if measured is not None else {}
     notes = []
     if exit_.message:
         notes.append(exit_.message)

@@ -80,6 +80,8 @@ class ReportWriter:
         try:
             with contextlib.closing(Ledger(self._ledger, create=False)) as ledger:
                 record = StudyLedger(ledger, self._study.name)
+                if not self._outputs.is_dir() and record.runs(limit=1):
+                    return []  # its folder was moved away
                 self._record_archives(record)
                 return write_reports(self._lab, self._study, record)
         except Exception as error:  # noqa: BLE001 (a report can be written again; the study continues)

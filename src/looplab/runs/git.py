@@ -41,7 +41,8 @@ OWN_SCOPES = ("local", "worktree")
 NAMES_PROGRAM = re.compile(
     r"filter\..*\.(clean|smudge|process)|diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver"
     r"|gpg\.(.*\.)?(program|defaultkeycommand)|core\.(sshcommand|gitproxy|askpass|editor|alternaterefscommand)"
-    r"|credential\.(.*\.)?helper|remote\..*\.vcs",
+    r"|credential\.(.*\.)?helper|remote\..*\.vcs"
+    r"|lfs\.(.*\.)?(standalonetransferagent|sshtransfer)|lfs\.customtransfer\..*|lfs\.extension\..*",
     re.DOTALL,
 )
 RUNS_PROGRAMS = {"add", "apply", "commit", "diff", "log", "merge", "notes", "push", "status", "worktree"}

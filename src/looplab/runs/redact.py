@@ -270,7 +270,8 @@ def redact_bytes(data: bytes, secrets: Iterable[bytes] = ()) -> bytes:
 
 
 def redact_data(data: Any, name: str = "") -> Any:
-    """Return plain data (dicts, lists, texts) without secrets, recognised by key names and by the texts themselves.
+    """Return plain data (dicts, lists, texts) without secrets, recognised by key names and by the texts themselves;
+    keys are texts too.
 
     Data without secrets is returned itself, not copied.
     """
@@ -282,11 +283,19 @@ def redact_data(data: Any, name: str = "") -> Any:
             clean = redact_data(value, key if isinstance(key, str) else "")
             if clean is not value and clean != value:
                 changed[key] = clean
-        return {**data, **changed} if changed else data
+        return redact_keys({**data, **changed} if changed else data)
     if isinstance(data, list | tuple):
         parts = [redact_data(value, name) for value in data]
         return data if parts == list(data) else type(data)(parts)
     return HIDDEN if name and is_secret(name, data) else data
+
+
+def redact_keys(data: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict without secrets in its keys; the same dict if it has none. Its values are kept."""
+    joined = "\n".join(key for key in data if isinstance(key, str))  # a single search suffices for most
+    if redact_text(joined) == joined:
+        return data
+    return {redact_text(key) if isinstance(key, str) else key: value for key, value in data.items()}
 
 
 def redact_edit(edit: str) -> str:

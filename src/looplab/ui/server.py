@@ -281,7 +281,7 @@ class PageServer:
             rows = [view.run(name) for name in names] if view is not None else []
             return model, CurveRequest(
                 runs=[(row.id, model.lead_of(row.id), row.state == "ended") for row in rows],
-                metrics=[name for name in _json(query.get("metrics", "[]")) if isinstance(name, str)][:MAX_METRICS],
+                metrics=_names(query.get("metrics", "[]"))[:MAX_METRICS],
                 points=min(MAX_POINTS, _whole(query, "points", 400)),
                 low=float(query["low"]) if "low" in query else None,
                 high=float(query["high"]) if "high" in query else None,
@@ -409,6 +409,12 @@ def _json(text: str) -> Any:
     if len(text) > MAX_BODY:
         raise LabError("the request is too large")
     return load_json(text)
+
+
+def _names(text: str) -> list[str]:
+    """Return the texts in a JSON list."""
+    found = _json(text)
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _user() -> str:

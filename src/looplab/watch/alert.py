@@ -77,7 +77,7 @@ def _call_plugin(alert: AlertConfig, payload: Mapping[str, Any]) -> str | None:
     try:
         sender: AlertPlugin = plugins.make("alerts", alert.plugin, **alert.options)
         sender.send(payload)
-    except Exception as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
         # The message may contain an address with a secret: name only the type, as for webhooks.
         return f"the alert {alert.plugin} failed: {type(error).__name__}"
     return None

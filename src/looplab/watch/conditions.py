@@ -327,16 +327,27 @@ class PluginCondition:
 
     @property
     def unable(self) -> str | None:
-        return self._failure or self._condition.unable
+        try:
+            unable = self._failure or self._condition.unable
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (as below)
+            unable = self._describe(error)
+        return unable if unable is None else clean_line(str(unable), 1_000)
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
         if self._failure is not None:
             return None
         try:
-            return self._condition.look(run, now)
-        except Exception as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
-            self._failure = clean_line(f"it failed: {type(error).__name__}: {error}", 1_000)
+            found = self._condition.look(run, now)
+            if found is not None and not (isinstance(found, Match) and isinstance(found.text, str)):
+                raise TypeError(f"it returned {found!r}, not a Match or None")
+            return found
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
+            self._failure = self._describe(error)
             return None
+
+    @staticmethod
+    def _describe(error: BaseException) -> str:
+        return clean_line(f"it failed: {type(error).__name__}: {error}", 1_000)
 
 
 class PrunerCondition:

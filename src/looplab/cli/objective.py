@@ -182,7 +182,7 @@ def objective(
             known = f"did you mean {' or '.join(near)}?" if near else f"it measured {', '.join(names[:8]) or 'nothing'}"
             output.say(f"the last run ({run}) did not measure {metric}; {known}")
             if near:
-                output.say(f"next: looplab objective {shlex.quote(near[0])} {lab_flags(lab, folder, name)}".rstrip())
+                output.say(f"next: looplab objective {shlex.quote(near[0])} {lab_flags(folder, name)}".rstrip())
                 return
     output.say("next: looplab run; or, for runs that have ended, looplab remeasure")
 

@@ -685,6 +685,8 @@ def test_an_engine_refuses_a_ledger_that_has_lost_its_end_and_nothing_runs_twice
         "UPDATE runs SET started=started-3600 WHERE n=2",
         "UPDATE runs SET status='lost' WHERE n=2",
         "UPDATE runs SET n=n+100 WHERE n=2",
+        "UPDATE runs SET job='123' WHERE n=2",
+        "UPDATE runs SET lost_s=3600 WHERE n=2",
         "UPDATE proposals SET hypothesis='another' WHERE id=1",
         "UPDATE proposals SET status='waiting' WHERE id=1",
         "INSERT INTO verdicts VALUES ('toy', (SELECT id FROM runs LIMIT 1), 0, 'keep', '{}')",

@@ -34,7 +34,7 @@ TIMES = frozenset({"created", "closed", "started", "ended", "began", "at"})
 OUTSIDE = (
     "checkpoints and other files of the trainer, except metrics.jsonl and trainer_summary.json; outputs of stages; "
     "files of versions that git ignores; notes.md; reports; "
-    "what people wrote in the lab book; of running runs, pid and start"
+    "what people wrote in the lab book; the host of runs on this machine; of running runs, pid and start"
 )
 """What the record does not cover, for the output of `verify`."""
 MAX_LAB_BOOK_BYTES = 1 << 28

@@ -27,6 +27,8 @@ PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "pa
 ENDED = {"status": "status", "exit_code": "code", "signal": "signal", "objective": "objective", "measured": "measured",
          "ended": "ended"}  # fmt: skip
 """Column of a run → its key in the payload."""
+UNPLACED = {"verdict": None, "job": None, "lost_s": 0.0}
+"""Columns of a run that only later events change."""
 _NULLABLE = ("twin", "warm")
 """Keys that `planned` omits if they are None."""
 
@@ -101,12 +103,12 @@ class EventReplay:
             case "rejected":
                 self.proposals.setdefault(data["proposal"], {}).update(status="rejected", problems=data["problems"])
             case "planned":
-                self.runs[key] = {"state": "planned", "verdict": None, "created": event.at, **_planned(data)}
+                self.runs[key] = {"state": "planned", **UNPLACED, "created": event.at, **_planned(data)}
                 self._accept(event.run, data)
                 if "plan" in data:
                     self.plans[key] = data["plan"]
             case "imported":
-                self.runs[key] = {"state": "ended", "verdict": None, "created": event.at, **_planned(data)}
+                self.runs[key] = {"state": "ended", **UNPLACED, "created": event.at, **_planned(data)}
                 self.runs[key] |= _named(data, ENDED)
             case "launched":
                 state = "queued" if data.get("queued") else "running"

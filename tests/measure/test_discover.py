@@ -393,3 +393,9 @@ def test_the_monitors_of_several_environments_are_read(tmp_path: Path) -> None:
     for name in ("monitor.csv", "0.monitor.csv", "1.monitor.csv"):
         put(tmp_path / name / "logs" / name, '#{"t_start": 1.5, "env_id": "CartPole-v1"}\nr,l,t\n21.0,21,0.5\n')
         assert points(Reader(tmp_path / name).poll())["r"] == [(0, 21.0)]
+
+
+def test_printed_evaluations_are_read_beside_monitors(tmp_path: Path) -> None:
+    put(tmp_path / "logs/0.monitor.csv", '#{"t_start": 1.5, "env_id": "CartPole-v1"}\nr,l,t\n21.0,21,0.5\n')
+    put(tmp_path / "train.log", "step 10 eval_reward 3.5\nstep 20 eval_reward 4.5\n")
+    assert set(points(Reader(tmp_path).poll())) == {"r", "l", "t", "eval_reward"}

@@ -40,6 +40,8 @@ _BY_NAME = {
 _CSV = re.compile(
     r"(?i)(?:[\w.-]*[_.-])?(?:progress|metrics|logs?|history|results?|monitor|losses|scores)\.[ct]sv|progress\.txt"
 )
+_MONITOR = re.compile(r"(?i)(?:[\w.-]*[_.-])?monitor\.csv")
+"""Episodes of the training, as environments write them; evaluations are printed, or in other files."""
 _JSONL = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|logs?|history|progress|scalars|losses)\.(?:jsonl|ndjson)")
 _RESULTS = re.compile(r"(?i)(?:[\w.-]*[_-])?(?:metrics|results?|scores?|history|evaluation|scalars|logs?)\.json")
 """Files that trainers write at their end, or to which they add a line from time to time."""
@@ -206,7 +208,7 @@ class Reader:
                 self._failed.add(entry.path)
                 continue
             if batch:
-                if kind in CURVES or kind in self._plugins:
+                if (kind in CURVES and not _MONITOR.fullmatch(os.path.basename(entry.path))) or kind in self._plugins:
                     self._has_curves = True
                 self._has_printed = self._has_printed or kind == "stdout"
                 self._merge(entry, batch, out)

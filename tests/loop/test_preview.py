@@ -25,7 +25,6 @@ from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.engine import Engine
-from looplab.loop.outcome import Outcome
 from looplab.loop.preview import UNDRAWN, Preview, preview
 from looplab.loop.setup import RunOptions, Setup, prepare
 
@@ -160,16 +159,10 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 class WatchedEngine(Engine):
-    """Keeps what its first planning led to, and ends with its last backup, which is made in the background."""
+    """Keeps what its first planning led to."""
 
     first: list[dict[str, Any]] | None = None
     rejected: list[int]
-
-    def run(self) -> Outcome:
-        try:
-            return super().run()
-        finally:
-            self._backups.wait()
 
     def _plan(self) -> None:
         unfinished = bool(self._planner.queue or self.running or self._finished)

@@ -42,6 +42,7 @@ def with_capsule(capsule: object) -> bytes:
 def launched(root: Path, content: bytes) -> tuple[StudyLedger, Path]:
     record = StudyLedger(Ledger(root / ".looplab/ledger.db"), "s")
     outputs = root / "outputs/s"
+    outputs.mkdir(parents=True)
     hashes = folder.create(outputs / "0001-aaaa", {"run.json": content, "config.json": b"{}"})
     with record.ledger.write():
         record.launched("0001-aaaa", "cpu0", hashes)

@@ -192,6 +192,7 @@ def make(lab: Path, text: str = LAB) -> Maker:
     ledger = Ledger(loaded.ledger_path)
     record = StudyLedger(ledger, study.name)
     record.open(study.objective.metric if study.objective else None, study.objective.goal if study.objective else "min")
+    folder.make_study_folder(folder.study_folder(lab, study.name))
     return Maker(lab, study, ledger, record)
 
 

@@ -40,6 +40,7 @@ def lab(tmp_path: Path) -> LabConfig:
                 run.id, status="ok", code=0, signal=None, started=1.5, ended=4.0, objective=0.25, files={}
             )  # fmt: skip
         files = {"run.json": b"{}", "config.json": b'{"x": 5}'}
+        folder.make_study_folder(folder.study_folder(lab.folder, study))
         folder.create(folder.study_folder(lab.folder, study) / run.id, files)
         log = folder.study_folder(lab.folder, study) / run.id / "metrics.jsonl"
         log.write_text('{"step": 1, "score": 0.1}\n{"step": 2, "score": "NaN"}\n')

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from looplab.errors import LabError
+from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules, Fingerprints, hash_tree, installed
 from looplab.runs.durable import Syncer
@@ -19,12 +20,23 @@ from looplab.runs.names import inside, run_id
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
     hashes = folder.create(tmp_path / "s" / "0001-abcd", {"run.json": b"{}", "config.json": b'{"x":1}'})
     run = tmp_path / "s" / "0001-abcd"
     assert [p.name for p in run.iterdir()] == ["record"]
     assert sorted(p.name for p in (run / "record").iterdir()) == ["config.json", "run.json"]
     assert hashes == folder.hash_files(run, ["record/run.json", "record/config.json", "record/missing.json"])
     assert [p.name for p in (tmp_path / "s").iterdir()] == ["0001-abcd"]
+
+
+def test_the_folder_of_a_study_that_was_moved_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        folder.create(tmp_path / "s" / "0001-abcd", {"run.json": b"{}", "config.json": b"{}"})
+    with pytest.raises(FileNotFoundError):
+        folder.keep_shared(tmp_path / "s", b"kept", "code", ".patch")
+    with pytest.raises(FileNotFoundError):
+        labbook.append(tmp_path / "s", "s", ["- line"])
+    assert not (tmp_path / "s").exists()
 
 
 def test_what_a_killed_engine_left_half_done_does_not_stand_in_the_way(tmp_path: Path) -> None:

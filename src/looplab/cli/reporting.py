@@ -16,6 +16,7 @@ from looplab.report import compare as comparing
 from looplab.report import html as pages
 from looplab.report import plots, reports, wording
 from looplab.report.facts import study_facts
+from looplab.runs.folder import make_study_folder
 
 SPARK_METRICS = 8
 """Number of metrics whose curves are drawn in the terminal."""
@@ -25,6 +26,8 @@ def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -
     context = open_context(folder, name, reading=True)
     facts = study_facts(context.lab.folder, context.study, context.record)
     try:
+        if to is None:
+            make_study_folder(facts.folder)
         written = reports.write(facts, context.study, plots=True, to=to)
     except OSError as error:
         hint = "`--to FOLDER` writes the reports elsewhere" if to is None else None

@@ -26,6 +26,7 @@ from looplab.loop.session import check_study, last_options
 from looplab.loop.submitting import refusal, refuse
 from looplab.report.reports import write_reports
 from looplab.report.wording import plural
+from looplab.runs.folder import make_study_folder, study_folder
 
 
 def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float | None, keep: bool, json: bool) -> None:
@@ -130,6 +131,7 @@ def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json:
     setup = check_study(context.lab, study, replace(last_options(record, context.lab.folder), informal=True))
     with StudyLock(context.lab.folder, study.name):
         found = remeasuring.remeasure(setup, record, ended)
+        make_study_folder(study_folder(context.lab.folder, study.name))
         write_reports(context.lab.folder, study, record)
     metric = study.objective.metric
     if json:

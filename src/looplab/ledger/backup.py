@@ -6,7 +6,6 @@ have not started, the options of the last engine.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import fcntl
@@ -128,12 +127,8 @@ class Backups:
         self._thread.start()
 
     def close(self, *, copy: bool = True) -> None:
-        """Stop; with `copy`, make a last backup in the background if the ledger is small or one is due.
-
-        The process does not exit before it is done.
-        """
+        """Stop; with `copy`, begin a last backup if the ledger is small or one is due. `wait` waits for its end."""
         self._copies = copy
-        atexit.register(self.wait)
         self._closing.set()
 
     def wait(self) -> None:
@@ -148,7 +143,6 @@ class Backups:
         with contextlib.suppress(OSError):
             if self._copies and (self._path.stat().st_size <= SMALL_BYTES or time.monotonic() >= self._due):
                 self._back_up()
-        atexit.unregister(self.wait)
 
     def _back_up(self) -> float:
         """Make a backup; return how many seconds it took. A failure is reported, never raised."""

@@ -298,9 +298,10 @@ class Engine:
             self.study.end_session(session, how, self.control.why if self.control.failed else "")
         if self._anchors is not None:
             self._anchors.close()
-        self._syncer.close()
-        self._backups.close(copy=is_ours)  # meanwhile: a backup syncs itself
+        self._backups.close(copy=is_ours)
+        self._syncer.close()  # meanwhile: a backup syncs itself
         self._place.close()
+        self._backups.wait()  # whoever has run a study may move or delete its lab
 
     def _still_ours(self) -> None:
         """Raise HaltError if the lab, its ledger or the study's lock were moved or replaced: further writes would be
@@ -521,6 +522,7 @@ class Engine:
                 spec, prepared = self._preparer.prepare(run, plan, slot)
                 return Ready(run, spec, prepared)
             except Exception as error:  # whatever its config contains, the others are run
+                self._still_ours()
                 if is_environmental(error):
                     raise
                 now = time.time()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from looplab.runs.folder import make_study_folder, put_aside
+from looplab.runs.folder import put_aside
 from looplab.untrusted import UntrustedError, clean_text, open_own, open_regular
 
 NAME = "labbook.md"
@@ -38,13 +38,15 @@ def line(at: float, action: str, observation: str, outcome: str, next_: str) -> 
 
 
 def append(study_dir: Path, study: str, lines: list[str]) -> None:
-    """Append lines in one write; existing lines are never changed."""
+    """Append lines in one write; existing lines are never changed.
+
+    The study's folder is not created: it may have been moved.
+    """
     path = study_dir / NAME
     text = "".join(entry + "\n" for entry in lines)
     if not _is_regular(path):
         if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would block the engine
             put_aside(path)
-        make_study_folder(study_dir)
         text = HEAD.format(study=study) + "\n" + text
     descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
     try:

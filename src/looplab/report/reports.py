@@ -14,7 +14,6 @@ from looplab.report import curves, html, markdown
 from looplab.report.facts import RunFacts, StudyFacts, study_facts
 from looplab.report.importance import LABEL, Importance, importance
 from looplab.report.judged import Judged
-from looplab.runs.folder import make_study_folder
 from looplab.untrusted import dump_json
 
 MAX_FOREST_POINTS = 200
@@ -32,12 +31,10 @@ def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Pat
 
     Args:
         plots: Whether to write PNG plots too, if matplotlib is installed.
-        to: The folder; None: the study's own.
+        to: The folder; None: the study's own, which exists.
     """
     folder = to or facts.folder
-    if to is None:
-        make_study_folder(folder)
-    else:
+    if to is not None:
         folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
     drawn, seeds = _read_curves(facts, study)

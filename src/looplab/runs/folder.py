@@ -148,9 +148,6 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
     target = f"{run_dir}/{RECORD}"
     try:
         os.mkdir(run_dir)
-    except FileNotFoundError:
-        make_study_folder(run_dir.parent)
-        os.mkdir(run_dir)
     except FileExistsError:
         replace_links(run_dir)
         os.makedirs(target, exist_ok=True)
@@ -341,7 +338,6 @@ def keep_shared(study: Path, content: bytes, prefix: str, suffix: str) -> str:
     name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     path = study / SHARED / name
     if not path.exists():
-        make_study_folder(study)
         make_own_folder(path.parent)
         write_atomic(path, content)
     return f"{SHARED}/{name}"

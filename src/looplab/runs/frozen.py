@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from looplab.errors import LabError
 from looplab.runs import tree
 from looplab.runs.code import MAX_BYTES, SUFFIXES
-from looplab.runs.folder import SHARED, keep_shared, make_own_folder, make_study_folder
+from looplab.runs.folder import SHARED, keep_shared, make_own_folder
 from looplab.runs.redact import is_secret_file
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
@@ -245,7 +245,6 @@ class FrozenCode:
     def _make(self, frozen: FrozenTree) -> bool:
         """Copy the files, and give the tree its name once it is complete; return False if a file has changed."""
         shared = self._study / SHARED
-        make_study_folder(self._study)
         make_own_folder(shared)
         building = shared / f"{TEMPORARY}{secrets.token_hex(8)}"
         building.mkdir()

@@ -698,6 +698,8 @@ def test_an_engine_refuses_a_ledger_that_has_lost_its_end_and_nothing_runs_twice
         "UPDATE events SET data='{broken' WHERE seq=5",
         "UPDATE runs SET n='text' WHERE n=2",
         "UPDATE proposals SET edits='[broken' WHERE id=1",
+        "DELETE FROM configs WHERE hash=(SELECT config_hash FROM runs WHERE n=2)",
+        "UPDATE studies SET judge_state='{}'",
     ],
 )
 def test_whatever_the_tables_show_is_compared(done, sql: str) -> None:
@@ -723,6 +725,40 @@ def test_whatever_file_is_recorded_is_compared(done, name: str) -> None:
     path = done.runs()[1] / "record" / name
     path.write_bytes(path.read_bytes() + b" ")
     assert f"record/{name}: the file is not what it was" in done("verify", code=1).out
+
+
+def test_measurements_that_appear_after_the_end_are_found_and_not_read(done) -> None:
+    (run,) = (run for run in done.runs() if run.name.startswith("0002"))
+    assert not (run / "trainer_summary.json").exists()
+    (run / "trainer_summary.json").write_text('{"loss": 0.0001}')
+    found = done("verify", code=1).out
+    assert f"{run.name}/trainer_summary.json: the file appeared after the run had ended" in found
+    assert "1 finding" in found
+    done.configure(measure={"sources": ["trainer_summary"]})
+    assert "trainer_summary.json has changed since the run ended" in done("remeasure", code=None).out
+    assert not done.ask("SELECT 1 FROM runs WHERE objective=0.0001")
+
+
+def test_an_emptied_journal_and_a_damaged_head_are_found_and_what_writes_them_again_is_recorded(done) -> None:
+    home = done.folder / ".looplab"
+    (home / "journal.jsonl").write_text("")
+    found = done("verify", code=1).out
+    assert "journal.jsonl: events 1 to" in found
+    assert "were removed from it" in found
+    done("say", "hello")
+    assert "the journal was rewritten at event" in done("verify").out
+    (home / "head").write_text("junk")
+    assert "head: it does not say where the chain ended" in done("verify", code=1).out
+    done("say", "hello")
+    assert "head was rewritten at event" in done("verify").out
+    kinds = [kind for (kind,) in done.ask("SELECT kind FROM events WHERE kind LIKE '%rewritten' ORDER BY seq")]
+    assert kinds == ["journal rewritten", "head rewritten"]
+
+
+def test_backups_that_are_gone_are_noted(done) -> None:
+    assert "no backup" not in done("verify").out
+    shutil.rmtree(done.folder / ".looplab/backups")
+    assert "backups has no backup of the ledger" in done("verify").out
 
 
 def test_pointers_shared_files_and_the_lab_book_are_compared(done) -> None:

@@ -112,6 +112,8 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             elif now != digest:
                 why = "the file is gone" if now is None else "the file is not what it was when it was recorded"
                 findings.append(Discrepancy("file", f"{where}/{name}", why))
+        why = "the file appeared after the run had ended"
+        findings.extend(Discrepancy("file", f"{where}/{name}", why) for name in folder.appeared(run_dir, files))
     notes = [*replay.notes(), *unfinished]
     for study in replay.studies:
         study_dir = folder.study_folder(lab, study)
@@ -179,7 +181,7 @@ def _compare_tables(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy
         "proposals": lambda: _compare_proposals(ledger, replay),
         "runs": lambda: _compare_runs(ledger, replay),
         "plans": lambda: _compare_plans(ledger, replay),
-        "configs": lambda: _compare_configs(ledger),
+        "configs": lambda: _compare_configs(ledger, replay),
         "verdicts": lambda: _compare_verdicts(ledger, replay),
         "sessions": lambda: _compare_sessions(ledger, replay),
         "commands": lambda: _compare_commands(ledger, replay),
@@ -228,7 +230,7 @@ def _compare_studies(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
             yield Discrepancy("table", name, "the study is in the chain, but not in the table")
             continue
         row = dict(known[name])
-        if "judge_state" in facts and row["judge_state"] is not None:
+        if row["judge_state"] is not None:
             row["judge_state"] = hash_text(row["judge_state"])
         compared = {column: value for column, value in facts.items() if column in row}
         yield from _differences(name, row, compared)
@@ -268,10 +270,17 @@ def _compare_plans(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]
             yield Discrepancy("table", f"{study}/{run}", "its plan is missing, so it cannot start")
 
 
-def _compare_configs(ledger: Ledger) -> Iterator[Discrepancy]:
+def _compare_configs(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
+    known = set()
     for row in ledger.rows("SELECT hash, body FROM configs"):
+        known.add(row["hash"])
         if hash_config(json.loads(row["body"])) != row["hash"]:
             yield Discrepancy("table", f"config {row['hash']}", "the config in the table has another hash")
+    # Early versions recorded neither plans nor configs.
+    needed = {replay.runs[key]["config_hash"]: key for key in replay.plans if key in replay.runs}
+    for digest in needed.keys() - known:
+        why = f"the config of {'/'.join(needed[digest])} is missing; `looplab reindex` restores it from run folders"
+        yield Discrepancy("table", f"config {digest}", why)
 
 
 def _compare_verdicts(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
@@ -374,7 +383,11 @@ def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
     except (OSError, UntrustedError) as error:
         yield Discrepancy("file", journal.NAME, f"cannot be read: {error}; `looplab reindex` writes it again")
         return
-    if expected <= head:
+    noted = ledger.noted_head()
+    if noted is not None and expected <= noted[0]:  # it is written before the head is noted
+        why = f"events {expected} to {noted[0]} were removed from it; the next write completes it"
+        yield Discrepancy("file", journal.NAME, why)
+    elif expected <= head:
         replay.other_notes.append(f"the journal ends at event {expected - 1}; the next write completes it")
 
 
@@ -387,6 +400,8 @@ def _only_noted_differs(ledger: Ledger) -> bool:
 
 def _compare_backups(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     """Compare each backup with the beginning of the chain."""
+    if any(one.get("ended") for one in replay.sessions.values()) and not backups(ledger.path):
+        replay.other_notes.append(f"{FOLDER} has no backup of the ledger; the next engine makes one")
     for path in backups(ledger.path):
         name = f"{FOLDER}/{path.name}"
         try:

@@ -898,7 +898,14 @@ class ScrubbedEvent(EventData):
 
 @event("journal rewritten")
 class JournalRewrittenEvent(EventData):
-    """The journal was missing and was written again."""
+    """The journal was missing, or had lost its end, and was written again."""
+
+    why: str
+
+
+@event("head rewritten")
+class HeadRewrittenEvent(EventData):
+    """The file that notes where the chain ends was damaged and was written again."""
 
     why: str
 

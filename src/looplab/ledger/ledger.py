@@ -319,12 +319,18 @@ class Ledger:
             DamagedError: The chain is shorter than it was, or ends differently.
         """
         assert self.journal is not None
-        self._compare_head(self.noted_head(), self.journal.last())
+        noted, journalled = self.noted_head(), self.journal.last()
+        self._compare_head(noted, journalled)
         self._is_checked = True
         if not self.journal.exists():
             if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
                 self.record(catalogue.JournalRewrittenEvent(why="the file was gone"), "")
             self.journal.close()
+        elif noted is not None and (last := journalled[0] if journalled else 0) < noted[0]:
+            self.record(catalogue.JournalRewrittenEvent(why=f"events {last + 1} to {noted[0]} were gone"), "")
+        if noted is None and self.path.with_name(HEAD_FILE).is_file():
+            self.record(catalogue.HeadRewrittenEvent(why="it did not say where the chain ends"), "")
+            self.after_commit(self.note_head)
 
     def _compare_head(self, noted: tuple[int, str] | None, journalled: tuple[int, str] | None) -> None:
         """Check that the chain contains the noted head and the last event of the journal.

@@ -13,7 +13,7 @@ from typing import Any
 from looplab.config.files import hash_config
 from looplab.ledger import pipelines
 from looplab.ledger.configuration import configurations
-from looplab.ledger.ledger import Event
+from looplab.ledger.ledger import HEAD_FILE, Event
 from looplab.ledger.versions import is_about_versions
 
 Key = tuple[str, str]
@@ -73,6 +73,8 @@ class EventReplay:
     version_events: list[Event] = field(default_factory=list)
     configured: dict[str, list[Event]] = field(default_factory=dict)
     rebuilds: list[Event] = field(default_factory=list)
+    early: set[str] = field(default_factory=set)
+    """Studies that an early version began, whose chain does not have the judge's state."""
     restored: list[str] = field(default_factory=list)
     """Files that a run changed and the engine restored at its end, as notes."""
     other_notes: list[str] = field(default_factory=list)
@@ -162,6 +164,10 @@ class EventReplay:
                 if "session" in data:
                     facts = _named(data, {"host": "host", "pid": "pid", "ticks": "ticks"})
                     self.sessions[data["session"]] = {"study": study, "began": event.at, "ended": None, **facts}
+                    if "opened" in self.studies.get(study, {}) and study not in self.early:
+                        self.studies[study].setdefault("judge_state", None)
+                else:
+                    self.early.add(study)
             case "engine ended":
                 if "session" in data:
                     self.sessions.setdefault(data["session"], {}).update(ended=event.at, how=data["how"])
@@ -185,6 +191,8 @@ class EventReplay:
                 pipelines.apply(self.pipelines, kind, study, data)
             case "journal rewritten":
                 self.other_notes.append(f"the journal was rewritten at event {event.seq}: {data['why']}")
+            case "head rewritten":
+                self.other_notes.append(f"{HEAD_FILE} was rewritten at event {event.seq}: {data['why']}")
             case "recovered":
                 self._recover(key, data)
             case "reindexed":
@@ -254,6 +262,7 @@ class EventReplay:
         for study, runs in data.get("gone", {}).items():
             for run in runs:
                 self.files.pop((study, run), None)
+                self.plans.pop((study, run), None)
         for name in ("lost", "dropped"):
             for study, runs in data.get(name, {}).items():
                 for run in runs:

@@ -33,8 +33,6 @@ from looplab.runs import folder
 from looplab.runs.outside import written_since
 from looplab.runs.redact import redact_text, scrub_file
 
-LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
-"""Files of the trainer that must not change after the run has ended."""
 LOOKS_OUTSIDE = 5
 """Runs of an engine after which it looks for files outside of their folders; a trainer writes to the same places."""
 SATURATED = (0.0, 1.0, 100.0)
@@ -161,7 +159,7 @@ class Recorder:
         # After the last reading: a file that is replaced would be read again from its start.
         with self.tolerant(run, "hiding secrets"):
             # Without metrics it has neither printed nor written anything.
-            left = () if metrics is None else (f"{record}train.log", *LEFT_BEHIND)
+            left = () if metrics is None else (f"{record}train.log", *folder.LEFT_BEHIND)
             files = self._hide_secrets(run, run_dir, left) if is_there else {}
         self._add_fingerprint(run, run_dir, summary)
         row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
@@ -235,7 +233,7 @@ class Recorder:
         """Add the hashes of the files that must not change any more."""
         names = [f"{record}process.json", f"{record}exit.json"]
         if with_metrics:
-            names += [f"{record}train.log", *LEFT_BEHIND]
+            names += [f"{record}train.log", *folder.LEFT_BEHIND]
         else:
             files[f"{record}train.log"] = folder.EMPTY  # as `left_nothing` has found
         for name in names:

@@ -82,6 +82,7 @@ def _changed_files(run_dir: Path, recorded: Mapping[str, str]) -> str:
             is_same = False
         if not is_same:
             found.append(name)
+    found += folder.appeared(run_dir, recorded)
     return f"not read again: {', '.join(found)} has changed since the run ended" if found else ""
 
 

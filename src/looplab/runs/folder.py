@@ -52,6 +52,8 @@ STAGED = ".import-"
 """Prefix of the folders in which imported runs are prepared."""
 RECORD = "record"
 """Subfolder of a run folder that belongs to looplab."""
+LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
+"""Files of the trainer that must not change, nor appear, after the run has ended."""
 
 
 def study_folder(lab: Path, study: str) -> Path:
@@ -63,6 +65,13 @@ def make_study_folder(study: Path) -> None:
     for path in (study.parent, study):
         with contextlib.suppress(FileExistsError):
             path.mkdir()
+
+
+def appeared(run_dir: Path, recorded: Collection[str]) -> list[str]:
+    """Return the files of the trainer that were made after the run had ended and its files were recorded."""
+    if not {"process.json", f"{RECORD}/process.json"} & set(recorded):
+        return []  # hashed at another time, such as by `reindex`
+    return [name for name in LEFT_BEHIND if name not in recorded and os.path.isfile(f"{run_dir}/{name}")]
 
 
 def record_name(run_dir: Path, name: str) -> str:

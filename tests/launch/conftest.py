@@ -1,4 +1,4 @@
-"""Shared by the tests of `launch`: a stand that builds launch specs and awaits events, and a driver without a GPU."""
+"""Shared by the tests of `launch`: a harness that builds launch specs and awaits events, and a driver without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE_S
 
 from looplab.launch.base import Executor, LaunchSpec
 from looplab.launch.local import LocalExecutor
-from looplab.testing.executors import ExecutorStand
+from looplab.testing.executors import ExecutorHarness
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Engine:
         self.process.wait()
 
 
-class Stand(ExecutorStand):
+class Harness(ExecutorHarness):
     """Local executors, and engines in processes of their own."""
 
     alive = staticmethod(alive)
@@ -118,12 +118,12 @@ class Stand(ExecutorStand):
 
 
 @pytest.fixture
-def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    """A stand with local executors."""
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+    """A harness with local executors."""
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
-    stand = Stand(tmp_path, LocalExecutor)
-    yield stand
-    stand.tidy()
+    harness = Harness(tmp_path, LocalExecutor)
+    yield harness
+    harness.tidy()
 
 
 @dataclass(frozen=True)

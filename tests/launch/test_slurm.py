@@ -16,7 +16,7 @@ from tests.launch.studies import executed, kill_engines, make_study, start_engin
 from looplab.config.lab import SlurmConfig
 from looplab.launch.base import Ended, Executor, LaunchEvent, LaunchSpec, Queued, Resources, Slot, Started
 from looplab.launch.slurm import SlurmExecutor, batch_script, job_key, seconds_of
-from looplab.testing.executors import GATED, ExecutorContract, ExecutorStand
+from looplab.testing.executors import GATED, ExecutorContract, ExecutorHarness
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +33,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def stand(tmp_path: Path, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecutorStand]:
+def harness(tmp_path: Path, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecutorHarness]:
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path / "runs"
     folder.mkdir()
-    stand = ExecutorStand(folder, lambda: SlurmExecutor(config=QUICK), PATIENT_S)
-    yield stand
-    stand.close()
+    harness = ExecutorHarness(folder, lambda: SlurmExecutor(config=QUICK), PATIENT_S)
+    yield harness
+    harness.close()
     subprocess.run(["scancel", "--quiet", "--me"], check=False)
 
 
@@ -59,11 +59,11 @@ class TestSlurmExecutor(ExecutorContract):
 # -- what Slurm decides
 
 
-def test_a_run_waits_gets_the_devices_that_slurm_gives_and_names_its_place(stand: ExecutorStand) -> None:
-    executor = stand.executor()
+def test_a_run_waits_gets_the_devices_that_slurm_gives_and_names_its_place(harness: ExecutorHarness) -> None:
+    executor = harness.executor()
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOOPLAB_DEVICES'], os.environ['SECRET'])"
-    spec = stand.spec(
-        stand.python(code + "; import time; time.sleep(1)"), slot=Slot("slurm0", fixed=False),
+    spec = harness.spec(
+        harness.python(code + "; import time; time.sleep(1)"), slot=Slot("slurm0", fixed=False),
         resources=Resources(devices=2), env={"SECRET": "s3cr3t-value"}, secrets=frozenset({"SECRET"}),
     )  # fmt: skip
     executor.start(spec)
@@ -75,110 +75,114 @@ def test_a_run_waits_gets_the_devices_that_slurm_gives_and_names_its_place(stand
     assert len(started.place.devices) == 2
     assert started.place.job
     given = ",".join(started.place.devices)
-    assert stand.log() == f"{given} {given} s3cr3t-value\n"
+    assert harness.log() == f"{given} {given} s3cr3t-value\n"
     files = [path for path in spec.run_dir.iterdir() if path.name != "train.log"]
     assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
-    assert stand.file("place.json")["devices"] == list(started.place.devices)
+    assert harness.file("place.json")["devices"] == list(started.place.devices)
 
 
 def test_a_run_gets_the_environment_of_the_request_and_that_of_its_node(
-    stand: ExecutorStand, monkeypatch: pytest.MonkeyPatch
+    harness: ExecutorHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = {"HF_TOKEN": "hf_s3cr3t-value", "CUDA_VISIBLE_DEVICES": "7", "SSH_TTY": "/dev/pts/1", "SLURM_JOB_ID": "9"}
     for name, value in engine.items():
         monkeypatch.setenv(name, value)
-    executor = stand.executor()
+    executor = harness.executor()
     monkeypatch.setenv("LATER", "1")  # the environment is that of the moment when the executor was made
-    executor.start(stand.spec(stand.python("import os, json; print(json.dumps(dict(os.environ)))"), env={"OWN": "1"}))
-    assert stand.end(executor).ok
-    seen = json.loads(stand.log())
+    executor.start(
+        harness.spec(harness.python("import os, json; print(json.dumps(dict(os.environ)))"), env={"OWN": "1"})
+    )
+    assert harness.end(executor).ok
+    seen = json.loads(harness.log())
     assert (seen["HF_TOKEN"], seen["OWN"], seen["PATH"]) == ("hf_s3cr3t-value", "1", os.environ["PATH"])
-    assert seen["SLURM_JOB_ID"] == stand.file("place.json")["job"] != "9"
+    assert seen["SLURM_JOB_ID"] == harness.file("place.json")["job"] != "9"
     assert seen.get("CUDA_VISIBLE_DEVICES") != "7"
     assert not {"SSH_TTY", "LATER", "LOOPLAB_SECRETS"} & set(seen)
-    assert {"HF_TOKEN", "PATH"} <= set(stand.file("launch.json")["passed"])
-    files = [path for path in (stand.folder / "r1").iterdir() if path.name != "train.log"]
+    assert {"HF_TOKEN", "PATH"} <= set(harness.file("launch.json")["passed"])
+    files = [path for path in (harness.folder / "r1").iterdir() if path.name != "train.log"]
     assert not [path for path in files if b"s3cr3t-value" in path.read_bytes()]
 
 
-def test_a_preempted_run_is_reported_as_preempted(stand: ExecutorStand, cluster: SlurmCluster) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(["/bin/sleep", "600"], resources=Resources(cores=8)))
-    stand.started(executor)
+def test_a_preempted_run_is_reported_as_preempted(harness: ExecutorHarness, cluster: SlurmCluster) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(["/bin/sleep", "600"], resources=Resources(cores=8)))
+    harness.started(executor)
     cluster.command("sbatch", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
-    end = stand.end(executor)
+    end = harness.end(executor)
     assert (end.reason, end.is_lost) == ("preempted", True)
 
 
-def test_a_run_whose_slurmd_dies_lives_on_and_its_own_word_wins(stand: ExecutorStand, cluster: SlurmCluster) -> None:
-    executor, go = stand.executor(), stand.folder / "go"
-    executor.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7)))
-    stand.started(executor)
-    host = stand.file("place.json")["slurm"]["SLURMD_NODENAME"]
+def test_a_run_whose_slurmd_dies_lives_on_and_its_own_word_wins(
+    harness: ExecutorHarness, cluster: SlurmCluster
+) -> None:
+    executor, go = harness.executor(), harness.folder / "go"
+    executor.start(harness.spec(harness.python(GATED, harness.folder / "trace", go, 7)))
+    harness.started(executor)
+    host = harness.file("place.json")["slurm"]["SLURMD_NODENAME"]
     cluster.kill_daemon(host)
-    stand.until(lambda: "down" in cluster.command("sinfo", "-h", "-n", host, "-o", "%t"))
-    stand.nothing_more(executor)
+    harness.until(lambda: "down" in cluster.command("sinfo", "-h", "-n", host, "-o", "%t"))
+    harness.nothing_more(executor)
     go.touch()
-    end = stand.end(executor)
+    end = harness.end(executor)
     assert (end.code, end.reason) == (7, None)
     cluster.start_node(host)
     cluster.await_idle()
 
 
-def test_a_lost_node_loses_the_run_and_the_next_attempt_runs(stand: ExecutorStand, cluster: SlurmCluster) -> None:
-    executor, go, trace = stand.executor(), stand.folder / "go", stand.folder / "trace"
-    argv = stand.python(GATED, trace, go, 0)
-    executor.start(stand.spec(argv))
-    stand.started(executor)
-    host = stand.file("place.json")["slurm"]["SLURMD_NODENAME"]
+def test_a_lost_node_loses_the_run_and_the_next_attempt_runs(harness: ExecutorHarness, cluster: SlurmCluster) -> None:
+    executor, go, trace = harness.executor(), harness.folder / "go", harness.folder / "trace"
+    argv = harness.python(GATED, trace, go, 0)
+    executor.start(harness.spec(argv))
+    harness.started(executor)
+    host = harness.file("place.json")["slurm"]["SLURMD_NODENAME"]
     cluster.lose_node(host)
-    end = stand.end(executor)
+    end = harness.end(executor)
     assert (end.reason, end.attempt) == ("lost", 1)
     go.touch()
-    executor.start(stand.spec(argv, attempt=2))
-    assert stand.end(executor).ok
+    executor.start(harness.spec(argv, attempt=2))
+    assert harness.end(executor).ok
     assert trace.read_text() == "started\nstarted\n"
     cluster.start_node(host)
     cluster.await_idle()
 
 
-def test_a_controller_that_restarts_loses_nothing(stand: ExecutorStand, cluster: SlurmCluster) -> None:
-    executor, go = stand.executor(), stand.folder / "go"
+def test_a_controller_that_restarts_loses_nothing(harness: ExecutorHarness, cluster: SlurmCluster) -> None:
+    executor, go = harness.executor(), harness.folder / "go"
     for i in range(4):
-        executor.start(stand.spec(stand.python(GATED, stand.folder / f"trace{i}", go, i), f"r{i}"))
-    stand.until((stand.folder / "trace3").exists)
+        executor.start(harness.spec(harness.python(GATED, harness.folder / f"trace{i}", go, i), f"r{i}"))
+    harness.until((harness.folder / "trace3").exists)
     cluster.stop_controller()
-    executor.start(stand.spec(stand.python(GATED, stand.folder / "trace4", go, 4), "r4"))
+    executor.start(harness.spec(harness.python(GATED, harness.folder / "trace4", go, 4), "r4"))
     cluster.start_controller()
     go.touch()
-    ends = stand.ends(executor, *(f"r{i}" for i in range(5)))
+    ends = harness.ends(executor, *(f"r{i}" for i in range(5)))
     assert [ends[f"r{i}"].code for i in range(5)] == [0, 1, 2, 3, 4]
-    assert [(stand.folder / f"trace{i}").read_text() for i in range(5)] == ["started\n"] * 5
+    assert [(harness.folder / f"trace{i}").read_text() for i in range(5)] == ["started\n"] * 5
     cluster.await_idle()
 
 
-def test_a_submission_whose_answer_was_lost_is_found_by_its_name(stand: ExecutorStand) -> None:
-    first, second, go = stand.executor(), stand.executor(), stand.folder / "go"
-    first.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7)))
-    stand.until((stand.folder / "trace").exists)
+def test_a_submission_whose_answer_was_lost_is_found_by_its_name(harness: ExecutorHarness) -> None:
+    first, second, go = harness.executor(), harness.executor(), harness.folder / "go"
+    first.start(harness.spec(harness.python(GATED, harness.folder / "trace", go, 7)))
+    harness.until((harness.folder / "trace").exists)
     first.close()
-    noted = stand.file("job.json")
-    (stand.folder / "r1/job.json").write_text(json.dumps({**noted, "id": None}))
-    assert second.adopt("r1", stand.folder / "r1")
+    noted = harness.file("job.json")
+    (harness.folder / "r1/job.json").write_text(json.dumps({**noted, "id": None}))
+    assert second.adopt("r1", harness.folder / "r1")
     go.touch()
-    assert stand.end(second).code == 7
-    assert (stand.folder / "trace").read_text() == "started\n"
+    assert harness.end(second).code == 7
+    assert (harness.folder / "trace").read_text() == "started\n"
 
 
-def test_a_run_that_waits_can_be_stopped_and_never_starts(stand: ExecutorStand) -> None:
-    executor, trace = stand.executor(), stand.folder / "trace"
-    executor.start(stand.spec(stand.python("open(r'" + str(trace) + "', 'w')"), resources=Resources(devices=99)))
+def test_a_run_that_waits_can_be_stopped_and_never_starts(harness: ExecutorHarness) -> None:
+    executor, trace = harness.executor(), harness.folder / "trace"
+    executor.start(harness.spec(harness.python("open(r'" + str(trace) + "', 'w')"), resources=Resources(devices=99)))
     executor.start(
-        stand.spec(["/bin/true"], "r2", resources=Resources(constraints={"begin": "now+1hour"})),
+        harness.spec(["/bin/true"], "r2", resources=Resources(constraints={"begin": "now+1hour"})),
     )
-    assert stand.end(executor).reason == "not started"  # no node has so many devices
+    assert harness.end(executor).reason == "not started"  # no node has so many devices
     executor.stop("r2", "stop", 10)
-    assert stand.end(executor, "r2").reason == "stop"
+    assert harness.end(executor, "r2").reason == "stop"
     assert not trace.exists()
 
 
@@ -186,8 +190,8 @@ def test_a_run_that_waits_can_be_stopped_and_never_starts(stand: ExecutorStand) 
 
 
 @pytest.fixture
-def study(tmp_path: Path, stand: ExecutorStand) -> Path:
-    """A study on the cluster; `stand` has set its environment."""
+def study(tmp_path: Path, harness: ExecutorHarness) -> Path:
+    """A study on the cluster; `harness` has set its environment."""
     return make_study(tmp_path / "lab", "{slurm: {poll: 0.3, lease: 8}}", seconds=0.3, slots=8)
 
 

@@ -15,8 +15,8 @@ from looplab.launch import local, supervisor
 from looplab.launch.base import Delayed, Ended
 from looplab.launch.local import read_exit, read_process
 
-Stand = Any
-"""What the fixture `stand` gives; see conftest.py."""
+Harness = Any
+"""The value of the fixture `harness`; see conftest.py."""
 
 PROCESS = {"pid": 1, "start": 2, "boot": "b", "supervisor": 3, "supervisor_start": 4, "timeout": None, "grace": 1.0}
 ODD: dict[str, object] = {
@@ -67,43 +67,43 @@ def test_what_a_supervisor_writes_is_read(tmp_path: Path) -> None:
     assert (ended.code, ended.signal, ended.ended, ended.lingered) == (None, 9, 1.5, True)
 
 
-def test_a_run_whose_record_was_spoilt_is_lost_and_not_started_again(stand: Stand) -> None:
-    run_dir = stand.folder / "left"
+def test_a_run_whose_record_was_spoilt_is_lost_and_not_started_again(harness: Harness) -> None:
+    run_dir = harness.folder / "left"
     run_dir.mkdir()
     (run_dir / "train.log").symlink_to("train.log")
     (run_dir / "process.json").write_text("{}")
     (run_dir / "exit.json").mkdir()
-    executor = stand.executor()
+    executor = harness.executor()
     assert executor.adopt("left", run_dir)
-    assert stand.end(executor, "left").reason == "lost"
+    assert harness.end(executor, "left").reason == "lost"
 
 
-def test_a_folder_in_place_of_exit_json_is_put_aside_by_the_supervisor(stand: Stand) -> None:
+def test_a_folder_in_place_of_exit_json_is_put_aside_by_the_supervisor(harness: Harness) -> None:
     code = "import os, sys; os.makedirs(sys.argv[1] + '/exit.json/inner'); sys.exit(3)"
-    executor = stand.executor()
-    executor.start(stand.spec(stand.python(code, stand.folder / "r1")))
-    assert stand.end(executor).code == 3
-    ended = stand.until(lambda: read_exit(stand.folder / "r1"))
+    executor = harness.executor()
+    executor.start(harness.spec(harness.python(code, harness.folder / "r1")))
+    assert harness.end(executor).code == 3
+    ended = harness.until(lambda: read_exit(harness.folder / "r1"))
     assert ended.code == 3
-    assert [path.name for path in (stand.folder / "r1").glob("exit.json.changed-*")]
+    assert [path.name for path in (harness.folder / "r1").glob("exit.json.changed-*")]
 
 
 def test_an_end_that_the_supervisor_cannot_write_down_is_reported_once(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "OVERDUE_S", 0.05)
-    run_dir = stand.folder / "left"
+    run_dir = harness.folder / "left"
     run_dir.mkdir()
     (run_dir / "train.log").touch()
     ours = os.getpid()  # stands in for a supervisor that lives
     process = {"pid": ours, "start": 1, "boot": supervisor.boot_id(), "supervisor": ours}
     (run_dir / "process.json").write_text(json.dumps({**process, "supervisor_start": supervisor.start_ticks(ours)}))
-    executor = stand.executor()
+    executor = harness.executor()
     assert executor.adopt("left", run_dir)
-    events = stand.events(executor, lambda events: len(events) > 0)
+    events = harness.events(executor, lambda events: len(events) > 0)
     assert events == [Delayed("left", str(run_dir / "exit.json"))]
-    stand.nothing_more(executor)
+    harness.nothing_more(executor)
     (run_dir / "exit.tmp").write_text('{"code": 5}')
     shutil.move(run_dir / "exit.tmp", run_dir / "exit.json")
-    events = stand.events(executor, lambda events: len(events) > 0)
+    events = harness.events(executor, lambda events: len(events) > 0)
     assert [event.exit.code for event in events if isinstance(event, Ended)] == [5]

@@ -16,8 +16,8 @@ from looplab.launch import supervisor
 from looplab.launch.base import Ended
 from looplab.launch.local import find_by_mark
 
-Stand = Any
-"""What the fixture `stand` gives; see conftest.py."""
+Harness = Any
+"""The value of the fixture `harness`; see conftest.py."""
 
 DAEMON = """
 import os, resource, sys, time
@@ -43,23 +43,23 @@ sys.exit(3)
 
 
 @pytest.fixture
-def daemons(stand: Stand) -> Iterator[Stand]:
-    """The stand; what a failed test has left of daemons is killed."""
-    yield stand
-    for path in stand.folder.glob("pids*"):
+def daemons(harness: Harness) -> Iterator[Harness]:
+    """The harness; what a failed test has left of daemons is killed."""
+    yield harness
+    for path in harness.folder.glob("pids*"):
         for pid in path.read_text().split():
             with contextlib.suppress(OSError):
                 if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(int(pid), signal.SIGKILL)
 
 
-def leaver(stand: Stand, how: str = "", name: str = "pids") -> list[str]:
+def leaver(harness: Harness, how: str = "", name: str = "pids") -> list[str]:
     """A trainer that leaves a daemon behind, whose pid it writes to a file of this name."""
     code = [sys.executable, "-I", "-S", "-c", DAEMON]
-    return [*code, how, str(stand.folder / name), str(stand.folder / f"go-{name}")]
+    return [*code, how, str(harness.folder / name), str(harness.folder / f"go-{name}")]
 
 
-def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Stand) -> None:
+def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(leaver(daemons), cleanup_timeout=0.1))
     end = daemons.end(executor)
@@ -68,7 +68,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Stand
     assert (end.code, end.lingered) == (3, True)
 
 
-def test_a_daemon_with_an_empty_environment_is_ended_by_a_stop(daemons: Stand) -> None:
+def test_a_daemon_with_an_empty_environment_is_ended_by_a_stop(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(leaver(daemons, "waits"), cleanup_timeout=600))
     (pid,) = daemons.pids("pids")
@@ -77,7 +77,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_by_a_stop(daemons: Stand) -
     assert not daemons.alive(pid)
 
 
-def test_a_daemon_with_an_empty_environment_is_ended_after_its_supervisor_was_killed(daemons: Stand) -> None:
+def test_a_daemon_with_an_empty_environment_is_ended_after_its_supervisor_was_killed(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(leaver(daemons, "waits"), cleanup_timeout=0.1))
     (pid,) = daemons.pids("pids")
@@ -89,7 +89,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_after_its_supervisor_was_ki
 
 
 @pytest.mark.parametrize("how", ["ends by itself", "stop"])
-def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons: Stand, how: str) -> None:
+def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons: Harness, how: str) -> None:
     engine = daemons.engine(daemons.spec(leaver(daemons, "waits"), cleanup_timeout=0.1, grace=60))
     (pid,) = daemons.pids("pids")
     daemons.file("process.json")
@@ -106,7 +106,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons:
     assert not daemons.alive(pid)
 
 
-def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Stand) -> None:
+def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(leaver(daemons, "waits", "pids-1"), "r1", cleanup_timeout=0.1))
     executor.start(daemons.spec(leaver(daemons, "", "pids-2"), "r2", cleanup_timeout=0.1))
@@ -119,7 +119,7 @@ def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Stand)
     assert not daemons.alive(first)
 
 
-def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Stand) -> None:
+def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(leaver(daemons, "erased"), cleanup_timeout=0.1))
     daemons.end(executor)
@@ -127,7 +127,7 @@ def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Sta
     assert not daemons.alive(pid)
 
 
-def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_have_started_it(daemons: Stand) -> None:
+def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_have_started_it(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(leaver(daemons, "erased", "pids-1"), "r1", cleanup_timeout=0.1))
     executor.start(daemons.spec(["/bin/sleep", "600"], "r2"))
@@ -141,7 +141,7 @@ def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_hav
     assert not any(isinstance(event, Ended) for event in executor.poll(0.0))
 
 
-def test_the_supervisor_itself_carries_no_tag(daemons: Stand) -> None:
+def test_the_supervisor_itself_carries_no_tag(daemons: Harness) -> None:
     executor = daemons.executor()
     executor.start(daemons.spec(["/bin/sleep", "600"]))
     pid = daemons.started(executor)
@@ -150,7 +150,7 @@ def test_the_supervisor_itself_carries_no_tag(daemons: Stand) -> None:
     assert find_by_mark(daemons.folder / "r1") == [pid]
 
 
-def test_a_tag_says_more_than_a_variable(daemons: Stand) -> None:
+def test_a_tag_says_more_than_a_variable(daemons: Harness) -> None:
     """A lab was moved and another put in its place: the paths in the environment now name the other one."""
     executor = daemons.executor()
     executor.start(daemons.spec(["/bin/sleep", "600"]))

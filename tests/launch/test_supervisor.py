@@ -16,8 +16,8 @@ import pytest
 from looplab.launch import supervisor
 from looplab.launch.base import Ended, Slot
 
-Stand = Any
-"""What the fixture `stand` gives; see conftest.py."""
+Harness = Any
+"""The value of the fixture `harness`; see conftest.py."""
 
 LEAVES = """
 import os, signal, sys, time
@@ -42,16 +42,16 @@ sys.exit(3)
 """
 
 
-def leaver(stand: Stand, how: str) -> list[str]:
+def leaver(harness: Harness, how: str) -> list[str]:
     """A trainer that ends with 3 and leaves a process behind, which lives until there is a file `go`."""
-    argv: list[str] = stand.python(LEAVES, how, stand.folder / "pids", stand.folder / "go")
+    argv: list[str] = harness.python(LEAVES, how, harness.folder / "pids", harness.folder / "go")
     return argv
 
 
-def await_end_of_the_trainer(stand: Stand) -> int:
+def await_end_of_the_trainer(harness: Harness) -> int:
     """The number that it had, which is free again unless its group lives."""
-    pid = int(stand.log())
-    stand.until(lambda: not Path(f"/proc/{pid}").exists())
+    pid = int(harness.log())
+    harness.until(lambda: not Path(f"/proc/{pid}").exists())
     return pid
 
 
@@ -59,87 +59,89 @@ def await_end_of_the_trainer(stand: Stand) -> int:
 
 
 @pytest.mark.parametrize("how", ["child", "daemon"])
-def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(stand: Stand, how: str) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=600))
-    (pid,) = stand.pids("pids")
+def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(harness: Harness, how: str) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(leaver(harness, how), cleanup_timeout=600))
+    (pid,) = harness.pids("pids")
     for _ in range(5):
         assert not any(isinstance(event, Ended) for event in executor.poll(0.05))
-    assert stand.alive(pid)
-    (stand.folder / "go").touch()
-    end = stand.end(executor)
-    assert not stand.alive(pid)
+    assert harness.alive(pid)
+    (harness.folder / "go").touch()
+    end = harness.end(executor)
+    assert not harness.alive(pid)
     assert (end.code, end.lingered, end.reason) == (3, False, None)
 
 
 @pytest.mark.parametrize("how", ["child", "daemon", "stubborn child", "stubborn daemon"])
-def test_leftover_processes_are_ended_before_the_run_is_reported_as_ended(stand: Stand, how: str) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=0.1, grace=0.1 if "stubborn" in how else 600))
-    end = stand.end(executor)
-    (pid,) = stand.pids("pids")
-    assert not stand.alive(pid)
+def test_leftover_processes_are_ended_before_the_run_is_reported_as_ended(harness: Harness, how: str) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(leaver(harness, how), cleanup_timeout=0.1, grace=0.1 if "stubborn" in how else 600))
+    end = harness.end(executor)
+    (pid,) = harness.pids("pids")
+    assert not harness.alive(pid)
     assert (end.code, end.lingered, end.reason) == (3, True, None)
-    assert stand.file("exit.json")["lingered"]
+    assert harness.file("exit.json")["lingered"]
 
 
 @pytest.mark.parametrize("how", ["child", "daemon"])
-def test_what_lingers_is_ended_without_an_engine_too(stand: Stand, how: str) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=0.3))
+def test_what_lingers_is_ended_without_an_engine_too(harness: Harness, how: str) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(leaver(harness, how), cleanup_timeout=0.3))
     executor.close()
-    end = stand.file("exit.json")
-    (pid,) = stand.pids("pids")
-    assert not stand.alive(pid)
+    end = harness.file("exit.json")
+    (pid,) = harness.pids("pids")
+    assert not harness.alive(pid)
     assert (end["code"], end["lingered"]) == (3, True)
 
 
-def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(stand: Stand) -> None:
-    executor = stand.executor()
+def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(harness: Harness) -> None:
+    executor = harness.executor()
     code = LEAVES.replace("sys.exit(3)", "time.sleep(600)")
     executor.start(
-        stand.spec(stand.python(code, "daemon", stand.folder / "pids", stand.folder / "go"), cleanup_timeout=600)
+        harness.spec(
+            harness.python(code, "daemon", harness.folder / "pids", harness.folder / "go"), cleanup_timeout=600
+        )
     )
-    (pid,) = stand.pids("pids")
+    (pid,) = harness.pids("pids")
     executor.stop("r1", "stop", grace=60)
-    end = stand.end(executor)
-    assert not stand.alive(pid)
+    end = harness.end(executor)
+    assert not harness.alive(pid)
     assert (end.signal, end.reason) == (signal.SIGTERM, "stop")
 
 
 @pytest.mark.parametrize("how", ["child", "daemon", "stubborn daemon"])
-def test_a_stop_ends_what_lingers(stand: Stand, how: str) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=600, grace=600))
-    (pid,) = stand.pids("pids")
-    await_end_of_the_trainer(stand)
+def test_a_stop_ends_what_lingers(harness: Harness, how: str) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(leaver(harness, how), cleanup_timeout=600, grace=600))
+    (pid,) = harness.pids("pids")
+    await_end_of_the_trainer(harness)
     executor.stop("r1", "stop", grace=0.1)
-    end = stand.end(executor)
-    assert not stand.alive(pid)
+    end = harness.end(executor)
+    assert not harness.alive(pid)
     assert (end.code, end.reason, end.lingered) == (3, None, True)
 
 
-def test_the_rest_of_one_run_is_not_taken_for_that_of_another(stand: Stand) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(leaver(stand, "daemon"), "r1", cleanup_timeout=600))
-    (pid,) = stand.pids("pids")
-    executor.start(stand.spec(["/bin/true"], "r2", cleanup_timeout=0))
-    end = stand.end(executor, "r2")
+def test_the_rest_of_one_run_is_not_taken_for_that_of_another(harness: Harness) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(leaver(harness, "daemon"), "r1", cleanup_timeout=600))
+    (pid,) = harness.pids("pids")
+    executor.start(harness.spec(["/bin/true"], "r2", cleanup_timeout=0))
+    end = harness.end(executor, "r2")
     assert end.ok
     assert not end.lingered
-    assert stand.alive(pid)
+    assert harness.alive(pid)
 
 
-def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None:
+def test_a_group_number_that_went_to_another_is_left_alone(harness: Harness) -> None:
     last_pid = Path("/proc/sys/kernel/ns_last_pid")
     if not os.access(last_pid, os.W_OK):
         pytest.skip("the next process number can only be chosen by root")
-    executor = stand.executor()
-    executor.start(stand.spec(leaver(stand, "stubborn daemon"), cleanup_timeout=600, grace=600))
-    (stray,) = stand.pids("pids")
-    group = await_end_of_the_trainer(stand)
-    executor.start(stand.spec(["/bin/true"], "r2"))
-    assert set(stand.ends(executor, "r2")) == {"r2"}  # and so the supervisor has seen the group gone
+    executor = harness.executor()
+    executor.start(harness.spec(leaver(harness, "stubborn daemon"), cleanup_timeout=600, grace=600))
+    (stray,) = harness.pids("pids")
+    group = await_end_of_the_trainer(harness)
+    executor.start(harness.spec(["/bin/true"], "r2"))
+    assert set(harness.ends(executor, "r2")) == {"r2"}  # and so the supervisor has seen the group gone
     other = None
     for _ in range(100):
         last_pid.write_text(str(group - 1))
@@ -153,8 +155,8 @@ def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None
         if other.pid != group:
             pytest.skip("others were always faster to take the number")
         executor.stop("r1", "stop", grace=0.1)
-        assert stand.end(executor).lingered
-        assert not stand.alive(stray)
+        assert harness.end(executor).lingered
+        assert not harness.alive(stray)
         assert other.poll() is None
     finally:
         other.kill()
@@ -164,68 +166,68 @@ def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None
 # -- the supervisor itself
 
 
-def test_the_supervisor_lives_as_long_as_the_last_of_its_runs(stand: Stand) -> None:
-    engine = stand.engine(*(stand.spec(["/bin/sleep", "600"], run_id) for run_id in ("r1", "r2")))
-    supervisor_pid = stand.supervisor_of(engine.pids["r1"])
+def test_the_supervisor_lives_as_long_as_the_last_of_its_runs(harness: Harness) -> None:
+    engine = harness.engine(*(harness.spec(["/bin/sleep", "600"], run_id) for run_id in ("r1", "r2")))
+    supervisor_pid = harness.supervisor_of(engine.pids["r1"])
     engine.kill()
-    stand.kill(engine.pids["r1"])
-    assert stand.file("exit.json", "r1")["signal"] == signal.SIGKILL
-    assert stand.alive(supervisor_pid)
-    stand.kill(engine.pids["r2"])
-    stand.until(lambda: not stand.alive(supervisor_pid))
-    assert stand.file("exit.json", "r2")["signal"] == signal.SIGKILL
+    harness.kill(engine.pids["r1"])
+    assert harness.file("exit.json", "r1")["signal"] == signal.SIGKILL
+    assert harness.alive(supervisor_pid)
+    harness.kill(engine.pids["r2"])
+    harness.until(lambda: not harness.alive(supervisor_pid))
+    assert harness.file("exit.json", "r2")["signal"] == signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_supervisor_does_not_go_when_it_is_asked_to(stand: Stand, number: signal.Signals) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(["/bin/sleep", "600"]))
-    supervisor_pid = stand.supervisor_of(stand.started(executor))
+def test_the_supervisor_does_not_go_when_it_is_asked_to(harness: Harness, number: signal.Signals) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(["/bin/sleep", "600"]))
+    supervisor_pid = harness.supervisor_of(harness.started(executor))
     os.kill(supervisor_pid, number)
-    executor.start(stand.spec(["/bin/true"], "r2"))
-    assert stand.end(executor, "r2").ok
-    assert stand.alive(supervisor_pid)
+    executor.start(harness.spec(["/bin/true"], "r2"))
+    assert harness.end(executor, "r2").ok
+    assert harness.alive(supervisor_pid)
 
 
-def test_a_supervisor_without_runs_goes_with_its_engine(stand: Stand) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(["/bin/sleep", "600"]))
-    supervisor_pid = stand.supervisor_of(stand.started(executor))
+def test_a_supervisor_without_runs_goes_with_its_engine(harness: Harness) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(["/bin/sleep", "600"]))
+    supervisor_pid = harness.supervisor_of(harness.started(executor))
     executor.stop("r1", "stop", grace=60)
-    stand.end(executor)
-    assert stand.alive(supervisor_pid)
+    harness.end(executor)
+    assert harness.alive(supervisor_pid)
     executor.close()
-    stand.until(lambda: not stand.alive(supervisor_pid))
+    harness.until(lambda: not harness.alive(supervisor_pid))
 
 
-def test_a_run_folder_that_is_deleted_does_not_stop_the_supervisor(stand: Stand) -> None:
-    executor = stand.executor()
-    spec = stand.spec(["/bin/sleep", "600"])
+def test_a_run_folder_that_is_deleted_does_not_stop_the_supervisor(harness: Harness) -> None:
+    executor = harness.executor()
+    spec = harness.spec(["/bin/sleep", "600"])
     executor.start(spec)
-    stand.started(executor)
+    harness.started(executor)
     for path in spec.run_dir.iterdir():
         path.unlink()
     spec.run_dir.rmdir()
     executor.stop("r1", "stop", grace=60)
-    assert stand.end(executor).reason == "stop"
-    executor.start(stand.spec(["/bin/true"], "r2"))
-    assert stand.end(executor, "r2").ok
+    assert harness.end(executor).reason == "stop"
+    executor.start(harness.spec(["/bin/true"], "r2"))
+    assert harness.end(executor, "r2").ok
 
 
-def test_a_missing_run_folder_is_reported(stand: Stand) -> None:
-    executor = stand.executor()
-    spec = stand.spec(["/bin/true"])
+def test_a_missing_run_folder_is_reported(harness: Harness) -> None:
+    executor = harness.executor()
+    spec = harness.spec(["/bin/true"])
     spec.run_dir.rmdir()
     executor.start(spec)
-    assert stand.end(executor).reason == "not started"
+    assert harness.end(executor).reason == "not started"
 
 
-def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
-    executor = stand.executor()
-    executor.start(stand.spec(["/bin/sleep", "600"], timeout=500.0, grace=4.0, cleanup_timeout=3.0))
-    pid = stand.started(executor)
-    supervisor_pid = stand.supervisor_of(pid)
-    written = stand.file("process.json")
+def test_the_process_file_says_which_process_it_is(harness: Harness) -> None:
+    executor = harness.executor()
+    executor.start(harness.spec(["/bin/sleep", "600"], timeout=500.0, grace=4.0, cleanup_timeout=3.0))
+    pid = harness.started(executor)
+    supervisor_pid = harness.supervisor_of(pid)
+    written = harness.file("process.json")
     assert written.pop("started") > 0
     assert written == {
         "pid": pid,
@@ -235,7 +237,7 @@ def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
         "supervisor_start": supervisor.start_ticks(supervisor_pid),
         "host": os.uname().nodename,
         "namespace": os.stat("/proc/self/ns/pid").st_ino,
-        "tag": supervisor.tag_of(str(stand.folder / "r1")),
+        "tag": supervisor.tag_of(str(harness.folder / "r1")),
         "locked": True,
         "clock": written["clock"],
         "timeout": 500.0,
@@ -271,10 +273,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_an_end_that_finds_the_disk_full_is_written_when_there_is_room(stand: Stand, small_disk: Path) -> None:
+def test_an_end_that_finds_the_disk_full_is_written_when_there_is_room(harness: Harness, small_disk: Path) -> None:
     run_dir = small_disk / "r1"
     run_dir.mkdir()
-    (stand.folder / "r1").symlink_to(run_dir)
+    (harness.folder / "r1").symlink_to(run_dir)
     fill = """
 import sys
 with open(sys.argv[1], "wb", buffering=0) as file:
@@ -284,16 +286,16 @@ with open(sys.argv[1], "wb", buffering=0) as file:
     except OSError:
         sys.exit(3)
 """
-    executor = stand.executor()
-    executor.start(stand.spec(stand.python(fill, small_disk / "ballast")))
-    assert stand.end(executor).code == 3
+    executor = harness.executor()
+    executor.start(harness.spec(harness.python(fill, small_disk / "ballast")))
+    assert harness.end(executor).code == 3
     supervisor_pid = executor._supervisor.pid
     executor.close()
-    assert stand.alive(supervisor_pid)
-    stand.until(lambda: not [path for path in run_dir.iterdir() if path.name.startswith("exit.json")])
+    assert harness.alive(supervisor_pid)
+    harness.until(lambda: not [path for path in run_dir.iterdir() if path.name.startswith("exit.json")])
     (small_disk / "ballast").unlink()
-    assert stand.file("exit.json")["code"] == 3
-    stand.until(lambda: not stand.alive(supervisor_pid))
+    assert harness.file("exit.json")["code"] == 3
+    harness.until(lambda: not harness.alive(supervisor_pid))
 
 
 def test_a_file_that_was_only_partly_taken_is_not_left_behind(tmp_path: Path) -> None:
@@ -320,21 +322,21 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "exit.json").read_text()) == {"code": 0}
 
 
-def test_cores_of_one_run_do_not_stay_with_the_next(stand: Stand) -> None:
+def test_cores_of_one_run_do_not_stay_with_the_next(harness: Harness) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    executor = stand.executor()
-    executor.start(stand.spec(["/nonexistent"], "r1", slot=Slot("cpu0", cores=(cores[0],))))
-    executor.start(stand.spec(stand.python("import os; print(sorted(os.sched_getaffinity(0)))"), "r2"))
-    stand.ends(executor, "r1", "r2")
-    assert json.loads(stand.log("r2")) == cores
+    executor = harness.executor()
+    executor.start(harness.spec(["/nonexistent"], "r1", slot=Slot("cpu0", cores=(cores[0],))))
+    executor.start(harness.spec(harness.python("import os; print(sorted(os.sched_getaffinity(0)))"), "r2"))
+    harness.ends(executor, "r1", "r2")
+    assert json.loads(harness.log("r2")) == cores
 
 
-def test_a_line_of_runs_continues_after_one_that_cannot_be_started(stand: Stand) -> None:
-    executor = stand.executor()
-    programs = [stand.python("print(1)"), ["/nonexistent"], stand.python("print(3)"), stand.python("print(4)")]
-    specs = [stand.spec(argv, f"r{n}") for n, argv in enumerate(programs)]
+def test_a_line_of_runs_continues_after_one_that_cannot_be_started(harness: Harness) -> None:
+    executor = harness.executor()
+    programs = [harness.python("print(1)"), ["/nonexistent"], harness.python("print(3)"), harness.python("print(4)")]
+    specs = [harness.spec(argv, f"r{n}") for n, argv in enumerate(programs)]
     executor.start_all([(spec, f"r{n - 1}" if n else None) for n, spec in enumerate(specs)])
-    ends = stand.ends(executor, *(spec.run_id for spec in specs))
+    ends = harness.ends(executor, *(spec.run_id for spec in specs))
     assert [ends[spec.run_id].ok for spec in specs] == [True, False, True, True]
     assert ends["r1"].reason == "not started"
     started = [ends[spec.run_id].started for spec in specs]

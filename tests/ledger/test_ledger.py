@@ -589,8 +589,8 @@ def test_a_backup_is_whole_and_only_the_last_ones_are_kept(ledger: Ledger) -> No
         lambda study: study.last_event("belief"),
         lambda study: study.last_data("engine ended"),
         lambda study: study.events_of("kept"),
-        lambda study: study.said(),
-        lambda study: study.asked_held_out(),
+        lambda study: study.messages(),
+        lambda study: study.held_out_reads(),
         lambda study: study.bests(),
     ],
 )

@@ -78,7 +78,7 @@ def test_others_can_write_at_every_step_of_an_engine_that_plans_a_long_queue(
     executor.on_end = lambda n: beside.say(f"{n} runs have ended")
     engine = Engine(setup, ledger, executor)
     engine.run()
-    assert len(beside.said(100)) == 30
+    assert len(beside.messages(100)) == 30
     assert not transactions.slow
     assert max(transactions.events) <= PORTION + 2 * AHEAD
 

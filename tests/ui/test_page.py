@@ -219,7 +219,7 @@ def test_the_page_works_below_a_prefix_and_steers_from_there(
         )
         browser.wait_for("document.querySelector('.steer .done') !== null")
         assert_calm(browser, url)
-    assert maker.record.said() == ["hello from below"]
+    assert maker.record.messages() == ["hello from below"]
 
 
 def command(*words: object) -> list[str]:

@@ -574,7 +574,7 @@ def test_every_action_is_an_event_with_who_and_from_where(
     assert {event.data["where"] for event in steered} == {"page, testclient"}
     assert all(event.data["who"] for event in steered)
     assert [what for what, _ in judged.record.take_commands()] == ["pause", "resume", "drain", "stop", "stop", "veto"]
-    assert judged.record.said() == ["keep the width"]
+    assert judged.record.messages() == ["keep the width"]
     assert judged.record.void_runs() == [run.id]
     assert [one.edits for one in judged.record.waiting(5)] == [("model.dropout@set=0.3",)]
     assert judged.ledger.first_broken_link(noted=False) is None

@@ -194,7 +194,7 @@ def _section(title: str, lines: Sequence[str], max_length: int | None = None) ->
 
 def notes_section(record: StudyView) -> str:
     """Return people's notes to agents as a section of the prompt; an empty string if there are none."""
-    return _section("Messages from the people of this lab (newest last)", record.said(), MAX_NOTE)
+    return _section("Messages from the people of this lab (newest last)", record.messages(), MAX_NOTE)
 
 
 def _rejected(record: StudyView) -> list[str]:

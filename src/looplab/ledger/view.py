@@ -88,7 +88,7 @@ class RunRow:
     job: str | None = None
     """Its id at the scheduler; None: it has none."""
 
-    def over(
+    def as_ended(
         self,
         status: str,
         code: int | None,
@@ -679,7 +679,7 @@ class StudyView:
         """Return the last trials of a proposer, oldest first."""
         return self._select_runs("proposer=? AND role='trial' ORDER BY n DESC LIMIT ?", proposer, limit)[::-1]
 
-    def begun_with(self, warm: str | None) -> RunRow:
+    def started_from(self, warm: str | None) -> RunRow:
         """Return the first run that started from these weights."""
         found = self._select_run("warm=? ORDER BY n LIMIT 1", warm)
         if found is None:
@@ -717,12 +717,12 @@ class StudyView:
         """Return the watch rules that have fired on a run, and whether they stop it."""
         return [(data["rule"], data["stops"]) for data in self.events_of("watched", run)]
 
-    def asked_held_out(self) -> int:
+    def held_out_reads(self) -> int:
         """Return how often the held-out metric was read so far."""
         sql = f"SELECT count(*) FROM events WHERE study=? AND kind='held-out read' AND {IS_RARE}"  # noqa: S608
         return int(self.ledger.value(sql, (self.name,)))
 
-    def said_held_out(self) -> str | None:
+    def held_out_text(self) -> str | None:
         """Return the sentence about the last reading of the held-out metric; None: it was not read yet."""
         return (self.last_data("held-out read") or {}).get("text")
 
@@ -801,7 +801,7 @@ class StudyView:
                 calls[data["call"]]["answer"] = data
         return list(calls.values())
 
-    def said(self, limit: int = 20) -> list[str]:
+    def messages(self, limit: int = 20) -> list[str]:
         sql = f"SELECT data FROM events WHERE study=? AND kind='said' AND {IS_RARE} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.name, limit))][::-1]
 

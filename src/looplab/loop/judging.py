@@ -251,7 +251,7 @@ class StudyJudge:
         """
         held_out = self._study.holdout
         assert held_out is not None
-        asked = self._record.asked_held_out()
+        asked = self._record.held_out_reads()
         if asked >= held_out.budget:
             return None
         values = [
@@ -298,7 +298,7 @@ class StudyJudge:
             The comparison in words, or None if there is nothing to compare.
         """
         judge_state = self._record.judge_state()
-        if self._study.holdout is None or judge_state is None or self._record.asked_held_out():
+        if self._study.holdout is None or judge_state is None or self._record.held_out_reads():
             return None
         candidates = {candidate.run: candidate for candidate in self._candidates()}
         champion = candidates.get(judge_state["champion"] or "")
@@ -310,7 +310,7 @@ class StudyJudge:
         if champion is None or not tested:
             return None
         self._held_out(champion, candidates[max(tested)[1]])
-        return self._record.said_held_out()
+        return self._record.held_out_text()
 
     def _read(self, run: str) -> float | None:
         """Return the held-out metric of a run, with its sign adapted to the objective's goal; None if not measured."""

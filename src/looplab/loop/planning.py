@@ -317,7 +317,7 @@ class Planner:
         try:
             twin = self._study.run(self._study.runs_of(request.point, None if request.control else request.warm)[0])
             if request.control:
-                source = self._study.begun_with(request.warm)
+                source = self._study.started_from(request.warm)
                 decision = self._decider.control(twin, source, request.seed, request.why)
             else:
                 decision = self._decider.repeat(twin, self._decider.plan_of(twin), request.seed, request.why)

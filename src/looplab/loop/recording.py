@@ -162,7 +162,7 @@ class Recorder:
             left = () if metrics is None else (f"{record}train.log", *folder.LEFT_BEHIND)
             files = self._hide_secrets(run, run_dir, left) if is_there else {}
         self._add_fingerprint(run, run_dir, summary)
-        row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
+        row = run.as_ended(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
         measured = None
         if metrics is not None and objective is not None:
             measured = digest(metrics.summariser.result(), self._setup.study.knobs)

@@ -308,8 +308,8 @@ def judged(study: StudyConfig, record: StudyView, found: Mapping[str, Replicated
         spent=float(state.get("spent", 0.0)),
         reserved=math.fsum(test["alpha"] for test in state.get("tests", ())),
         alarms=tuple(wording.plain(alarm) for alarm in state.get("alarms", ())),
-        held_out=(record.asked_held_out(), study.holdout.budget) if study.holdout else None,
-        held_out_said=record.said_held_out() if study.holdout else None,
+        held_out=(record.held_out_reads(), study.holdout.budget) if study.holdout else None,
+        held_out_said=record.held_out_text() if study.holdout else None,
     )
 
 

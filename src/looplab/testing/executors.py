@@ -51,7 +51,7 @@ def _answers(events: Sequence[LaunchEvent]) -> list[Answer]:
     return [event for event in events if isinstance(event, Ended | Rejected)]
 
 
-class ExecutorStand:
+class ExecutorHarness:
     """A folder for the runs of a test, with helpers to start them and to wait for their events.
 
     Args:
@@ -181,404 +181,410 @@ class ExecutorContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def stand(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecutorStand]:
+    def harness(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecutorHarness]:
         monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
         folder = tmp_path / "runs"
         folder.mkdir()
-        stand = ExecutorStand(folder, self.make_executor, self.patience_s)
-        yield stand
-        stand.close()
+        harness = ExecutorHarness(folder, self.make_executor, self.patience_s)
+        yield harness
+        harness.close()
 
     # -- starting and ending
 
-    def test_a_run_is_reported_as_started_and_then_as_ended(self, stand: ExecutorStand) -> None:
-        executor, go = stand.executor(), stand.folder / "go"
-        executor.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 0)))
-        stand.started(executor)
-        stand.nothing_more(executor)
+    def test_a_run_is_reported_as_started_and_then_as_ended(self, harness: ExecutorHarness) -> None:
+        executor, go = harness.executor(), harness.folder / "go"
+        executor.start(harness.spec(harness.python(GATED, harness.folder / "trace", go, 0)))
+        harness.started(executor)
+        harness.nothing_more(executor)
         go.touch()
-        (event,) = stand.events(executor, lambda events: len(events) > 0)
+        (event,) = harness.events(executor, lambda events: len(events) > 0)
         assert isinstance(event, Ended)
         assert event.exit.ok
         assert event.exit.code == 0
-        stand.nothing_more(executor)
+        harness.nothing_more(executor)
 
-    def test_a_very_short_run_is_reported_as_ended(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
-        executor.start(stand.spec(["/bin/true"]))
-        assert stand.end(executor).ok
-        stand.nothing_more(executor)
+    def test_a_very_short_run_is_reported_as_ended(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
+        executor.start(harness.spec(["/bin/true"]))
+        assert harness.end(executor).ok
+        harness.nothing_more(executor)
 
-    def test_a_run_may_have_any_name(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_a_run_may_have_any_name(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         name = 'it\'s "r1" \\ ä'
-        executor.start(stand.spec(["/bin/true"], name))
-        assert stand.end(executor, name).ok
+        executor.start(harness.spec(["/bin/true"], name))
+        assert harness.end(executor, name).ok
 
-    def test_an_exit_code_is_passed_on(self, stand: ExecutorStand) -> None:
-        end = stand.run(stand.python("raise SystemExit(7)"))
+    def test_an_exit_code_is_passed_on(self, harness: ExecutorHarness) -> None:
+        end = harness.run(harness.python("raise SystemExit(7)"))
         assert (end.code, end.signal, end.reason, end.ok) == (7, None, None, False)
         assert str(end) == "exit code 7"
 
-    def test_a_death_by_signal_is_reported_as_such(self, stand: ExecutorStand) -> None:
-        end = stand.run(stand.python("import os; os.kill(os.getpid(), 11)"))
+    def test_a_death_by_signal_is_reported_as_such(self, harness: ExecutorHarness) -> None:
+        end = harness.run(harness.python("import os; os.kill(os.getpid(), 11)"))
         assert (end.code, end.signal, end.reason, end.ok) == (None, signal.SIGSEGV, None, False)
         assert str(end) == "signal 11"
 
-    def test_the_exit_is_recorded_in_the_folder(self, stand: ExecutorStand) -> None:
-        end = stand.run(stand.python("raise SystemExit(3)"))
-        assert Exit.from_dict(stand.file("exit.json")) == end
+    def test_the_exit_is_recorded_in_the_folder(self, harness: ExecutorHarness) -> None:
+        end = harness.run(harness.python("raise SystemExit(3)"))
+        assert Exit.from_dict(harness.file("exit.json")) == end
 
-    def test_many_runs_at_a_time_each_get_their_own_end(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_many_runs_at_a_time_each_get_their_own_end(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         codes = {f"r{i}": i for i in range(12)}
         for run_id, code in codes.items():
-            executor.start(stand.spec(stand.python(f"raise SystemExit({code})"), run_id))
-        ends = stand.ends(executor, *codes)
+            executor.start(harness.spec(harness.python(f"raise SystemExit({code})"), run_id))
+        ends = harness.ends(executor, *codes)
         assert {run_id: end.code for run_id, end in ends.items()} == codes
 
     # -- what cannot be started
 
     @pytest.mark.parametrize("content", [None, "no program at all"])
-    def test_what_cannot_be_run_is_not_started(self, stand: ExecutorStand, content: str | None) -> None:
-        program = stand.folder / "program"
+    def test_what_cannot_be_run_is_not_started(self, harness: ExecutorHarness, content: str | None) -> None:
+        program = harness.folder / "program"
         if content is not None:
             program.write_text(content)
             program.chmod(0o755)
-        executor = stand.executor()
-        executor.start(stand.spec([str(program)]))
-        events = stand.events(executor, lambda events: len(events) > 0)
+        executor = harness.executor()
+        executor.start(harness.spec([str(program)]))
+        events = harness.events(executor, lambda events: len(events) > 0)
         assert [type(event) for event in events] == [Ended]
         assert isinstance(events[0], Ended)
         end = events[0].exit
         assert (end.code, end.reason, end.ok) == (None, "not started", False)
         assert str(program) in str(end)
-        assert stand.file("exit.json")["reason"] == "not started"
+        assert harness.file("exit.json")["reason"] == "not started"
 
-    def test_a_missing_working_folder_is_reported(self, stand: ExecutorStand) -> None:
-        missing = stand.folder / "missing"
-        end = stand.run(["/bin/true"], cwd=missing)
+    def test_a_missing_working_folder_is_reported(self, harness: ExecutorHarness) -> None:
+        missing = harness.folder / "missing"
+        end = harness.run(["/bin/true"], cwd=missing)
         assert end.reason == "not started"
         assert str(missing) in (end.message or "")
 
     @pytest.mark.parametrize("more", [{"argv": ["/bin/echo", "a\0b"]}, {"env": {"A=B": "1"}}, {"env": {"A": "b\0c"}}])
-    def test_arguments_that_no_program_can_get_are_reported(self, stand: ExecutorStand, more: dict[str, Any]) -> None:
-        executor = stand.executor()
-        executor.start(stand.spec(**{"argv": ["/bin/true"], **more}))
-        assert stand.end(executor).reason == "not started"
-        executor.start(stand.spec(["/bin/true"], "r2"))
-        assert stand.end(executor, "r2").ok
+    def test_arguments_that_no_program_can_get_are_reported(
+        self, harness: ExecutorHarness, more: dict[str, Any]
+    ) -> None:
+        executor = harness.executor()
+        executor.start(harness.spec(**{"argv": ["/bin/true"], **more}))
+        assert harness.end(executor).reason == "not started"
+        executor.start(harness.spec(["/bin/true"], "r2"))
+        assert harness.end(executor, "r2").ok
 
-    def test_what_could_not_be_started_is_not_started_later_either(self, stand: ExecutorStand) -> None:
-        executor, missing, trace = stand.executor(), stand.folder / "missing", stand.folder / "trace"
-        executor.start(stand.spec(stand.python(ONCE, trace, 0), cwd=missing))
-        assert stand.end(executor).reason == "not started"
+    def test_what_could_not_be_started_is_not_started_later_either(self, harness: ExecutorHarness) -> None:
+        executor, missing, trace = harness.executor(), harness.folder / "missing", harness.folder / "trace"
+        executor.start(harness.spec(harness.python(ONCE, trace, 0), cwd=missing))
+        assert harness.end(executor).reason == "not started"
         missing.mkdir()
-        executor.start(stand.spec(stand.python(ONCE, trace, 0), cwd=missing))
-        assert stand.end(executor).reason == "not started"
+        executor.start(harness.spec(harness.python(ONCE, trace, 0), cwd=missing))
+        assert harness.end(executor).reason == "not started"
         assert not trace.exists()
 
     # -- at most once
 
-    def test_a_run_that_is_asked_for_twice_is_started_and_ended_once(self, stand: ExecutorStand) -> None:
-        executor, trace, go = stand.executor(), stand.folder / "trace", stand.folder / "go"
-        spec = stand.spec(stand.python(GATED, trace, go, 4))
+    def test_a_run_that_is_asked_for_twice_is_started_and_ended_once(self, harness: ExecutorHarness) -> None:
+        executor, trace, go = harness.executor(), harness.folder / "trace", harness.folder / "go"
+        spec = harness.spec(harness.python(GATED, trace, go, 4))
         executor.start(spec)
         executor.start(spec)
-        stand.started(executor)
+        harness.started(executor)
         executor.start(spec)
         go.touch()
-        assert [type(event) for event in stand.events(executor, lambda events: len(events) > 0)] == [Ended]
-        stand.nothing_more(executor)
+        assert [type(event) for event in harness.events(executor, lambda events: len(events) > 0)] == [Ended]
+        harness.nothing_more(executor)
         assert trace.read_text() == "started\n"
 
-    def test_a_run_that_is_over_is_not_started_again(self, stand: ExecutorStand) -> None:
-        executor, trace = stand.executor(), stand.folder / "trace"
-        spec = stand.spec(stand.python(ONCE, trace, 4))
+    def test_a_run_that_is_over_is_not_started_again(self, harness: ExecutorHarness) -> None:
+        executor, trace = harness.executor(), harness.folder / "trace"
+        spec = harness.spec(harness.python(ONCE, trace, 4))
         executor.start(spec)
-        first = stand.end(executor)
+        first = harness.end(executor)
         executor.start(spec)
-        assert stand.end(executor) == first
+        assert harness.end(executor) == first
         assert trace.read_text() == "started\n"
 
-    def test_only_one_of_several_executors_starts_a_folder_and_all_report_its_end(self, stand: ExecutorStand) -> None:
-        executors = [stand.executor() for _ in range(3)]
+    def test_only_one_of_several_executors_starts_a_folder_and_all_report_its_end(
+        self, harness: ExecutorHarness
+    ) -> None:
+        executors = [harness.executor() for _ in range(3)]
         ids = [f"r{i}" for i in range(5)]
-        specs = [stand.spec(stand.python(ONCE, stand.folder / f"{i}.trace", 4), i) for i in ids]
+        specs = [harness.spec(harness.python(ONCE, harness.folder / f"{i}.trace", 4), i) for i in ids]
         for spec in specs:
             for executor in executors:
                 executor.start(spec)
         for executor in executors:
-            assert {end.code for end in stand.ends(executor, *ids).values()} == {4}
-        assert [(stand.folder / f"{i}.trace").read_text() for i in ids] == ["started\n"] * 5
+            assert {end.code for end in harness.ends(executor, *ids).values()} == {4}
+        assert [(harness.folder / f"{i}.trace").read_text() for i in ids] == ["started\n"] * 5
 
-    def test_an_executor_does_not_start_what_a_closed_one_has_seen_to_its_end(self, stand: ExecutorStand) -> None:
-        first, second, trace = stand.executor(), stand.executor(), stand.folder / "trace"
-        spec = stand.spec(stand.python(ONCE, trace, 4))
+    def test_an_executor_does_not_start_what_a_closed_one_has_seen_to_its_end(self, harness: ExecutorHarness) -> None:
+        first, second, trace = harness.executor(), harness.executor(), harness.folder / "trace"
+        spec = harness.spec(harness.python(ONCE, trace, 4))
         first.start(spec)
-        stand.end(first)
+        harness.end(first)
         first.close()
         second.start(spec)
-        assert stand.end(second).code == 4
+        assert harness.end(second).code == 4
         assert trace.read_text() == "started\n"
 
-    def test_an_executor_does_not_start_what_a_closed_one_left_running(self, stand: ExecutorStand) -> None:
-        first, second = stand.executor(), stand.executor()
-        trace, go = stand.folder / "trace", stand.folder / "go"
-        spec = stand.spec(stand.python(GATED, trace, go, 4))
+    def test_an_executor_does_not_start_what_a_closed_one_left_running(self, harness: ExecutorHarness) -> None:
+        first, second = harness.executor(), harness.executor()
+        trace, go = harness.folder / "trace", harness.folder / "go"
+        spec = harness.spec(harness.python(GATED, trace, go, 4))
         first.start(spec)
-        stand.started(first)
+        harness.started(first)
         first.close()
         second.start(spec)
-        stand.until(trace.exists)
-        stand.nothing_more(second)
+        harness.until(trace.exists)
+        harness.nothing_more(second)
         go.touch()
-        assert stand.end(second).code == 4
+        assert harness.end(second).code == 4
         assert trace.read_text() == "started\n"
 
     # -- one after the other: executors that prequeue
 
-    def test_a_start_after_another_run_happens_when_that_run_is_over(self, stand: ExecutorStand) -> None:
-        executor, go = stand.executor(), stand.folder / "go"
+    def test_a_start_after_another_run_happens_when_that_run_is_over(self, harness: ExecutorHarness) -> None:
+        executor, go = harness.executor(), harness.folder / "go"
         _require_prequeues(executor)
-        executor.start(stand.spec(stand.python(GATED, stand.folder / "first", go, 0)))
-        stand.until((stand.folder / "first").exists)
-        executor.start(stand.spec(stand.python(ONCE, stand.folder / "second", 0), "r2"), after="r1")
+        executor.start(harness.spec(harness.python(GATED, harness.folder / "first", go, 0)))
+        harness.until((harness.folder / "first").exists)
+        executor.start(harness.spec(harness.python(ONCE, harness.folder / "second", 0), "r2"), after="r1")
         go.touch()
-        ended = _answers(stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", "r2"}))
+        ended = _answers(harness.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", "r2"}))
         assert [event.run_id for event in ended] == ["r1", "r2"]
         first, second = ended
         assert isinstance(first, Ended)
         assert first.exit.ok
         if isinstance(second, Ended):  # else it was held for too long on a busy machine
             assert (second.exit.started or 0.0) >= (first.exit.ended or 0.0)
-            assert (stand.folder / "second").exists()
+            assert (harness.folder / "second").exists()
 
-    def test_a_start_after_a_finished_or_unknown_run_happens_at_once(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_a_start_after_a_finished_or_unknown_run_happens_at_once(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         _require_prequeues(executor)
-        executor.start(stand.spec(["/bin/true"]))
-        stand.end(executor)
+        executor.start(harness.spec(["/bin/true"]))
+        harness.end(executor)
         for i, before in enumerate(["r1", "nobody"]):
-            executor.start(stand.spec(["/bin/true"], f"after-{i}"), after=before)
-            assert stand.end(executor, f"after-{i}").ok
+            executor.start(harness.spec(["/bin/true"], f"after-{i}"), after=before)
+            assert harness.end(executor, f"after-{i}").ok
 
-    def test_every_start_after_a_run_is_answered(self, stand: ExecutorStand) -> None:
-        executor, ids = stand.executor(), ["a", "b", "c"]
+    def test_every_start_after_a_run_is_answered(self, harness: ExecutorHarness) -> None:
+        executor, ids = harness.executor(), ["a", "b", "c"]
         _require_prequeues(executor)
-        executor.start(stand.spec(["/bin/sleep", "600"]))
-        stand.started(executor)
+        executor.start(harness.spec(["/bin/sleep", "600"]))
+        harness.started(executor)
         for run_id in ids:
-            executor.start(stand.spec(["/bin/true"], run_id), after="r1")
+            executor.start(harness.spec(["/bin/true"], run_id), after="r1")
         executor.stop("r1", "stop", grace=60)
-        stand.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", *ids})
+        harness.events(executor, lambda events: {e.run_id for e in _answers(events)} == {"r1", *ids})
 
-    def test_a_start_after_a_run_that_was_not_started_is_rejected(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_a_start_after_a_run_that_was_not_started_is_rejected(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         _require_prequeues(executor)
-        executor.start(stand.spec(["/bin/sleep", "600"]))
-        stand.started(executor)
-        executor.start(stand.spec(["/bin/true"], "r2"), after="r1")
+        executor.start(harness.spec(["/bin/sleep", "600"]))
+        harness.started(executor)
+        executor.start(harness.spec(["/bin/true"], "r2"), after="r1")
         executor.cancel("r2")
-        events = stand.events(executor, lambda events: bool(_answers(events)))
+        events = harness.events(executor, lambda events: bool(_answers(events)))
         assert [type(event) for event in _answers(events)] == [Rejected]
-        executor.start(stand.spec(["/bin/true"], "r3"), after="r2")  # by an engine that does not know it yet
-        events = stand.events(executor, lambda events: bool(_answers(events)))
+        executor.start(harness.spec(["/bin/true"], "r3"), after="r2")  # by an engine that does not know it yet
+        events = harness.events(executor, lambda events: bool(_answers(events)))
         assert [(type(event), event.run_id) for event in _answers(events)] == [(Rejected, "r3")]
-        executor.start(stand.spec(["/bin/true"], "r2"))
-        assert stand.end(executor, "r2").ok
-        executor.start(stand.spec(["/bin/true"], "r3"), after="r2")
-        assert stand.end(executor, "r3").ok
+        executor.start(harness.spec(["/bin/true"], "r2"))
+        assert harness.end(executor, "r2").ok
+        executor.start(harness.spec(["/bin/true"], "r3"), after="r2")
+        assert harness.end(executor, "r3").ok
         executor.stop("r1", "stop", grace=60)
-        stand.end(executor)
+        harness.end(executor)
 
     # -- stopping
 
-    def test_a_stopped_run_is_asked_to_go(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_a_stopped_run_is_asked_to_go(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         code = """
 import signal, sys, time
 signal.signal(15, lambda *_: sys.exit(5))
 print("ready", flush=True)
 time.sleep(600)
 """
-        executor.start(stand.spec(stand.python(code)))
-        stand.started(executor)
-        stand.until(lambda: "ready" in stand.log())
+        executor.start(harness.spec(harness.python(code)))
+        harness.started(executor)
+        harness.until(lambda: "ready" in harness.log())
         executor.stop("r1", "stop", grace=60)
-        end = stand.end(executor)
+        end = harness.end(executor)
         assert (end.code, end.signal, end.reason, end.ok) == (5, None, "stop", False)
         assert str(end) == "stop: exit code 5"
-        stand.nothing_more(executor)
+        harness.nothing_more(executor)
 
-    def test_a_stop_right_after_the_start_is_not_lost(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
-        executor.start(stand.spec(["/bin/sleep", "600"]))
+    def test_a_stop_right_after_the_start_is_not_lost(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
+        executor.start(harness.spec(["/bin/sleep", "600"]))
         executor.stop("r1", "stop", grace=60)
-        assert stand.end(executor).reason == "stop"
+        assert harness.end(executor).reason == "stop"
 
-    def test_stopping_what_is_over_or_unknown_does_nothing(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_stopping_what_is_over_or_unknown_does_nothing(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         executor.stop("nobody", "stop", grace=0)
-        executor.start(stand.spec(["/bin/true"]))
-        stand.end(executor)
+        executor.start(harness.spec(["/bin/true"]))
+        harness.end(executor)
         executor.stop("r1", "stop", grace=0)
-        stand.nothing_more(executor)
+        harness.nothing_more(executor)
 
-    def test_a_run_that_ended_by_itself_keeps_its_own_reason(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
-        executor.start(stand.spec(["/bin/true"]))
-        stand.file("exit.json")
+    def test_a_run_that_ended_by_itself_keeps_its_own_reason(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
+        executor.start(harness.spec(["/bin/true"]))
+        harness.file("exit.json")
         executor.stop("r1", "stop", grace=0)
-        assert stand.end(executor).ok
+        assert harness.end(executor).ok
 
     # -- time limits
 
-    def test_a_run_over_its_time_is_ended(self, stand: ExecutorStand) -> None:
-        end = stand.run(["/bin/sleep", "600"], timeout=0.2)
+    def test_a_run_over_its_time_is_ended(self, harness: ExecutorHarness) -> None:
+        end = harness.run(["/bin/sleep", "600"], timeout=0.2)
         assert (end.signal, end.reason) == (signal.SIGTERM, "timeout")
 
-    def test_a_run_within_its_time_is_left_alone(self, stand: ExecutorStand) -> None:
-        assert stand.run(["/bin/sleep", "0.1"], timeout=600).ok
+    def test_a_run_within_its_time_is_left_alone(self, harness: ExecutorHarness) -> None:
+        assert harness.run(["/bin/sleep", "0.1"], timeout=600).ok
 
-    def test_a_time_limit_holds_when_the_executor_is_gone(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
-        executor.start(stand.spec(["/bin/sleep", "600"], timeout=0.2))
+    def test_a_time_limit_holds_when_the_executor_is_gone(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
+        executor.start(harness.spec(["/bin/sleep", "600"], timeout=0.2))
         executor.close()
-        end = stand.file("exit.json")
+        end = harness.file("exit.json")
         assert (end["reason"], end["signal"]) == ("timeout", signal.SIGTERM)
 
     # -- what a training finds
 
-    def test_output_and_errors_appear_in_the_log_in_order(self, stand: ExecutorStand) -> None:
+    def test_output_and_errors_appear_in_the_log_in_order(self, harness: ExecutorHarness) -> None:
         code = "import os; [os.write(fd, text) for fd, text in [(1, b'one\\n'), (2, b'two\\n'), (1, b'three\\n')]]"
-        stand.run(stand.python(code))
-        assert stand.log() == "one\ntwo\nthree\n"
+        harness.run(harness.python(code))
+        assert harness.log() == "one\ntwo\nthree\n"
 
-    def test_the_arguments_arrive_as_they_are(self, stand: ExecutorStand) -> None:
+    def test_the_arguments_arrive_as_they_are(self, harness: ExecutorHarness) -> None:
         arguments = ["a b", "$HOME", "*", "", "it's", '"q"', "ä\n", "--x=1"]
-        stand.run(stand.python("import json, sys; print(json.dumps(sys.argv[1:]))", *arguments))
-        assert json.loads(stand.log()) == arguments
+        harness.run(harness.python("import json, sys; print(json.dumps(sys.argv[1:]))", *arguments))
+        assert json.loads(harness.log()) == arguments
 
-    def test_the_working_folder_is_the_requested_one(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
+    def test_the_working_folder_is_the_requested_one(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
         for name in ("a", "b"):
-            (stand.folder / name).mkdir()
-            executor.start(stand.spec(["/bin/pwd"], f"in-{name}", cwd=stand.folder / name))
-        stand.ends(executor, "in-a", "in-b")
-        assert [stand.log(f"in-{name}").strip() for name in ("a", "b")] == [f"{stand.folder}/{n}" for n in ("a", "b")]
+            (harness.folder / name).mkdir()
+            executor.start(harness.spec(["/bin/pwd"], f"in-{name}", cwd=harness.folder / name))
+        harness.ends(executor, "in-a", "in-b")
+        assert [harness.log(f"in-{name}").strip() for name in ("a", "b")] == [
+            f"{harness.folder}/{n}" for n in ("a", "b")
+        ]
 
     def test_a_run_sees_the_environment_of_the_engine_and_its_own_on_top(
-        self, stand: ExecutorStand, monkeypatch: pytest.MonkeyPatch
+        self, harness: ExecutorHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OF_THE_ENGINE", "e")
         monkeypatch.setenv("OF_BOTH", "engine's")
         monkeypatch.setenv("LOOPLAB_RUN_DIR", "/of/another/run")
-        stand.run(["/usr/bin/env", "-0"], env={"OF_BOTH": "run's", "OF_THE_RUN": "r"})
-        pairs = [item.split("=", 1) for item in stand.log().split("\0")[:-1]]
+        harness.run(["/usr/bin/env", "-0"], env={"OF_BOTH": "run's", "OF_THE_RUN": "r"})
+        pairs = [item.split("=", 1) for item in harness.log().split("\0")[:-1]]
         seen = dict(pairs)
         assert len(seen) == len(pairs)
         assert (seen["OF_THE_ENGINE"], seen["OF_BOTH"], seen["OF_THE_RUN"]) == ("e", "run's", "r")
-        assert seen["LOOPLAB_RUN_DIR"] == str(stand.folder / "r1")
+        assert seen["LOOPLAB_RUN_DIR"] == str(harness.folder / "r1")
 
     # -- taking over
 
-    def test_a_folder_that_was_never_started_is_not_adopted(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
-        spec = stand.spec(["/bin/true"])
+    def test_a_folder_that_was_never_started_is_not_adopted(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
+        spec = harness.spec(["/bin/true"])
         assert not executor.adopt("r1", spec.run_dir)
         assert not executor.adopt("r2", Path("/nonexistent"))
-        stand.nothing_more(executor)
+        harness.nothing_more(executor)
 
-    def test_a_run_that_ended_meanwhile_is_reported_at_once(self, stand: ExecutorStand) -> None:
-        before = stand.run(stand.python("raise SystemExit(7)"))
-        executor = stand.executor()
-        assert executor.adopt("r1", stand.folder / "r1")
+    def test_a_run_that_ended_meanwhile_is_reported_at_once(self, harness: ExecutorHarness) -> None:
+        before = harness.run(harness.python("raise SystemExit(7)"))
+        executor = harness.executor()
+        assert executor.adopt("r1", harness.folder / "r1")
         assert executor.poll(0.0) == [Ended("r1", before)]
-        stand.nothing_more(executor)
+        harness.nothing_more(executor)
 
-    def test_what_still_runs_is_taken_over_by_the_next_executor(self, stand: ExecutorStand) -> None:
-        first, second, go = stand.executor(), stand.executor(), stand.folder / "go"
-        first.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7)))
-        stand.started(first)
+    def test_what_still_runs_is_taken_over_by_the_next_executor(self, harness: ExecutorHarness) -> None:
+        first, second, go = harness.executor(), harness.executor(), harness.folder / "go"
+        first.start(harness.spec(harness.python(GATED, harness.folder / "trace", go, 7)))
+        harness.started(first)
         first.close()
-        assert second.adopt("r1", stand.folder / "r1")
-        stand.nothing_more(second)
+        assert second.adopt("r1", harness.folder / "r1")
+        harness.nothing_more(second)
         go.touch()
-        end = stand.end(second)
+        end = harness.end(second)
         assert (end.code, end.reason) == (7, None)
-        stand.nothing_more(second)
+        harness.nothing_more(second)
 
     # -- attempts
 
     def test_a_second_attempt_is_started_once_in_the_same_folder_and_continues_the_log(
-        self, stand: ExecutorStand
+        self, harness: ExecutorHarness
     ) -> None:
-        executor, other = stand.executor(), stand.executor()
-        argv = stand.python("print('hello'); raise SystemExit(4)")
-        first = stand.run(argv)
-        spec = stand.spec(argv, attempt=2)
+        executor, other = harness.executor(), harness.executor()
+        argv = harness.python("print('hello'); raise SystemExit(4)")
+        first = harness.run(argv)
+        spec = harness.spec(argv, attempt=2)
         assert not other.adopt("r1", spec.run_dir, attempt=2)
         executor.start(spec)
-        second = stand.end(executor)
+        second = harness.end(executor)
         other.start(spec)
-        assert stand.end(other) == second
+        assert harness.end(other) == second
         assert (first.attempt, second.attempt) == (1, 2)
-        assert stand.log() == "hello\nhello\n"
+        assert harness.log() == "hello\nhello\n"
         assert (spec.run_dir / claim_name(2)).exists()
 
-    def test_an_attempt_that_still_runs_is_adopted_as_that_attempt(self, stand: ExecutorStand) -> None:
-        stand.run(["/bin/true"])
-        first, second, go = stand.executor(), stand.executor(), stand.folder / "go"
-        first.start(stand.spec(stand.python(GATED, stand.folder / "trace", go, 7), attempt=2))
-        stand.started(first)
+    def test_an_attempt_that_still_runs_is_adopted_as_that_attempt(self, harness: ExecutorHarness) -> None:
+        harness.run(["/bin/true"])
+        first, second, go = harness.executor(), harness.executor(), harness.folder / "go"
+        first.start(harness.spec(harness.python(GATED, harness.folder / "trace", go, 7), attempt=2))
+        harness.started(first)
         first.close()
-        assert second.adopt("r1", stand.folder / "r1", attempt=2)
-        stand.nothing_more(second)
+        assert second.adopt("r1", harness.folder / "r1", attempt=2)
+        harness.nothing_more(second)
         go.touch()
-        end = stand.end(second)
+        end = harness.end(second)
         assert (end.code, end.attempt) == (7, 2)
 
     # -- without an engine
 
-    def test_a_run_without_an_engine_is_seen_and_stopped(self, stand: ExecutorStand) -> None:
-        first, second, record = stand.executor(), stand.executor(), stand.folder / "r1/record"
+    def test_a_run_without_an_engine_is_seen_and_stopped(self, harness: ExecutorHarness) -> None:
+        first, second, record = harness.executor(), harness.executor(), harness.folder / "r1/record"
         record.mkdir(parents=True)
-        spec = stand.spec(["/bin/sleep", "600"], record_dir=record)
+        spec = harness.spec(["/bin/sleep", "600"], record_dir=record)
         assert not second.is_alive(spec.run_dir, record)
         first.start(spec)
-        stand.started(first)
+        harness.started(first)
         first.close()
         assert second.is_alive(spec.run_dir, record)
         stopped, unreachable = second.stop_detached([spec.run_dir], 10.0)
         assert (stopped, unreachable) == (["r1"], [])
-        stand.until(lambda: not second.is_alive(spec.run_dir, record))
+        harness.until(lambda: not second.is_alive(spec.run_dir, record))
         assert second.adopt("r1", spec.run_dir, record)
-        assert not stand.end(second).ok
+        assert not harness.end(second).ok
 
-    def test_the_start_names_the_host(self, stand: ExecutorStand) -> None:
-        executor = stand.executor()
-        executor.start(stand.spec(["/bin/sleep", "600"]))
-        events = stand.events(executor, lambda events: any(isinstance(event, Started) for event in events))
+    def test_the_start_names_the_host(self, harness: ExecutorHarness) -> None:
+        executor = harness.executor()
+        executor.start(harness.spec(["/bin/sleep", "600"]))
+        events = harness.events(executor, lambda events: any(isinstance(event, Started) for event in events))
         (started,) = [event for event in events if isinstance(event, Started)]
         assert started.place.host
         executor.stop("r1", "stop", grace=10)
-        stand.end(executor)
+        harness.end(executor)
 
     # -- the record folder
 
-    def test_the_files_of_the_executor_are_in_the_record_folder(self, stand: ExecutorStand) -> None:
-        record = stand.folder / "r1/record"
+    def test_the_files_of_the_executor_are_in_the_record_folder(self, harness: ExecutorHarness) -> None:
+        record = harness.folder / "r1/record"
         record.mkdir(parents=True)
-        executor = stand.executor()
-        argv = stand.python("print('hello'); open('train.log', 'w'); open('exit.json', 'w'); raise SystemExit(3)")
-        spec = stand.spec(argv, cwd=stand.folder / "r1", record_dir=record)
+        executor = harness.executor()
+        argv = harness.python("print('hello'); open('train.log', 'w'); open('exit.json', 'w'); raise SystemExit(3)")
+        spec = harness.spec(argv, cwd=harness.folder / "r1", record_dir=record)
         executor.start(spec)
-        end = stand.end(executor)
+        end = harness.end(executor)
         assert end.code == 3
-        assert Exit.from_dict(stand.file("record/exit.json")) == end
+        assert Exit.from_dict(harness.file("record/exit.json")) == end
         assert (record / "train.log").read_text() == "hello\n"
-        assert (stand.folder / "r1/train.log").read_text() == ""
+        assert (harness.folder / "r1/train.log").read_text() == ""
         executor.start(spec)  # once is enough
-        assert stand.end(executor).code == 3
+        assert harness.end(executor).code == 3
         assert (record / "train.log").read_text() == "hello\n"

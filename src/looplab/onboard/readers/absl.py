@@ -39,9 +39,9 @@ class AbslReader:
             True for tree in script.modules for _ in calls(tree, *DEFINERS, *CONFIGS)
         ):
             return None
-        told = script.introspection.of("absl")
+        reported = script.introspection.of("absl")
         notes: list[str] = []
-        if told is not None:
+        if reported is not None:
             settings = [
                 replace(
                     _make(
@@ -55,7 +55,7 @@ class AbslReader:
                     low=option.get("low"),
                     high=option.get("high"),
                 )
-                for option in told["options"]
+                for option in reported["options"]
             ]
         else:
             settings = list(self._from_source(script))

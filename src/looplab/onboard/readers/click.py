@@ -42,15 +42,15 @@ class ClickReader:
         if not {"click", "typer"} & script.imports:
             return None
         name = "typer" if "typer" in script.imports else "click"
-        told = script.introspection.of("click")
+        reported = script.introspection.of("click")
         notes: list[str] = []
-        if told is None:
+        if reported is None:
             settings = _from_source(script)
             notes.append(f"the options come from the source alone: {script.introspection.problem}")
             return flags_interface(name, script, settings, notes=notes) if settings else None
         levels: list[Level] = []
         words: Sequence[str] = script.arguments
-        command = told
+        command = reported
         while commands := command.get("sub"):
             before, chosen, words = split_at_command(words, commands)
             chosen = chosen or best_command(list(commands))

@@ -42,15 +42,15 @@ class DataclassReader:
             return None
         if framework == "transformers" and (in_file := _in_file(script)) is not None:
             return in_file
-        told = script.introspection.of("tyro" if framework == "tyro" else "argparse")
+        reported = script.introspection.of("tyro" if framework == "tyro" else "argparse")
         notes: list[str] = []
-        if told is not None and framework == "tyro":
-            if any("commands" in option for option in told["options"]):
-                return _tyro_commands(script, told["options"])
-            settings = [tyro_setting(option) for option in told["options"]]
-        elif told is not None:
+        if reported is not None and framework == "tyro":
+            if any("commands" in option for option in reported["options"]):
+                return _tyro_commands(script, reported["options"])
+            settings = [tyro_setting(option) for option in reported["options"]]
+        elif reported is not None:
             settings = settings_of(
-                _read_as_yaml(told["options"]) if framework in YAML else told["options"],
+                _read_as_yaml(reported["options"]) if framework in YAML else reported["options"],
                 hugging_face=framework == "transformers",
             )
         else:
@@ -71,8 +71,10 @@ def _in_file(script: Script) -> Interface | None:
         True for tree in script.modules for _ in calls(tree, "parse_json_file", "parse_yaml_file")
     ):
         return None
-    told = script.introspection.of("argparse")
-    known = {one.name: one for one in settings_of(told["options"], hugging_face=True)} if told is not None else {}
+    reported = script.introspection.of("argparse")
+    known = (
+        {one.name: one for one in settings_of(reported["options"], hugging_face=True)} if reported is not None else {}
+    )
     if "seed" in known:
         base.setdefault("seed", known["seed"].default)
     settings = [replace(known.get(one.name, one), default=one.default) for one in settings_in(base)]

@@ -21,16 +21,16 @@ class FireReader:
     def read(self, script: Script) -> Interface | None:
         if "fire" not in script.imports:
             return None
-        told = script.introspection.of("fire")
+        reported = script.introspection.of("fire")
         notes: list[str] = []
         before: list[Level] = []
         words: Sequence[str] = script.arguments
-        options: list[dict[str, Any]] = list(told["options"]) if told is not None else []
-        commands = (told or {}).get("commands") or []
-        if commands and told is not None:
+        options: list[dict[str, Any]] = list(reported["options"]) if reported is not None else []
+        commands = (reported or {}).get("commands") or []
+        if commands and reported is not None:
             typed, command, words = split_at_command(words, commands)
             command = command or best_command(commands)
-            options, before = told["sub"][command], [Level([], command, typed)]
+            options, before = reported["sub"][command], [Level([], command, typed)]
             notes.append(name_commands(commands, command))
         elif not options:
             options = list(_from_source(script))

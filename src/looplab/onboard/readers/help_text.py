@@ -28,9 +28,9 @@ class HelpTextReader:
     def read(self, script: Script) -> Interface | None:
         if script.python is None:
             return None
-        told = script.first_output
-        options = [option for parser in told.parsers for option in parser.get("options", ()) if "dest" in option]
-        settings = settings_of(options) if options else list(_settings(told.printed))
+        output = script.first_output
+        options = [option for parser in output.parsers for option in parser.get("options", ()) if "dest" in option]
+        settings = settings_of(options) if options else list(_settings(output.printed))
         return flags_interface(self.name, script, settings) if settings else None
 
 

@@ -28,6 +28,7 @@ from looplab.config.disk import network_disk
 from looplab.config.state import state_folder
 from looplab.errors import BusyError, LabError
 from looplab.launch.supervisor import FLOCK, hold, is_held
+from looplab.runs.folder import put_aside
 from looplab.untrusted import UntrustedError, open_descriptor
 
 INHERITED_S = 5.0
@@ -111,6 +112,9 @@ class StudyLock:
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             while not _leads_to(self._path, self._descriptor):  # retry if the file was deleted before it was locked
                 self._close_file()
+                with contextlib.suppress(FileNotFoundError):
+                    if not stat.S_ISREG(os.lstat(self._path).st_mode):
+                        put_aside(self._path)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
                 self._descriptor = os.open(self._path, flags, 0o644)
                 if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
@@ -141,7 +145,7 @@ class StudyLock:
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
-                hint = "" if os.path.isfile(self._path) else "remove it: looplab creates the file"
+                hint = ""
                 if error.errno in NO_LOCKS:
                     hint = "this disk has no locks (Lustre needs the mount option flock): keep the ledger on a local "
                     hint += "disk, with `state_dir` in lab.yaml or LOOPLAB_STATE_DIR"

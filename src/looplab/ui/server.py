@@ -28,6 +28,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from looplab import __version__
 from looplab.errors import LabError
@@ -47,6 +48,8 @@ MAX_BODY = 100_000
 """Bytes of a request."""
 COMMAND_S = 120.0
 """Seconds that the model of the search may take."""
+IDLE_S = 10.0
+"""Seconds after which a connection that asks for nothing is closed; open connections are limited."""
 GZIP_FROM = 1500
 MEDIA = {
     "css": "text/css; charset=utf-8", "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8",
@@ -478,12 +481,28 @@ def _limit_malloc() -> None:
             library.mallopt(option, value)
 
 
+class ImpatientProtocol(H11Protocol):
+    """Closes connections that have not completed a request for some time; uvicorn waits for it forever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(IDLE_S, self._close_if_idle, None)
+
+    def _close_if_idle(self, before: object) -> None:
+        """Close the connection if it was idle after the same request the last time, too."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.cycle is before:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(IDLE_S, self._close_if_idle, self.cycle if is_idle else self)
+
+
 def serve(server: PageServer, listening: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     _limit_malloc()
     config = uvicorn.Config(
-        server.asgi, loop="asyncio", http="h11", ws="none", log_config=None, access_log=False, server_header=False,
-        timeout_graceful_shutdown=2, limit_concurrency=500, lifespan="on",
+        server.asgi, loop="asyncio", http=ImpatientProtocol, ws="none", log_config=None, access_log=False,
+        server_header=False, timeout_graceful_shutdown=2, limit_concurrency=500, lifespan="on",
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
         uvicorn.Server(config).run(sockets=[listening])

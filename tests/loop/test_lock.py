@@ -151,7 +151,7 @@ def test_local_disks_are_not_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_a_lock_that_is_not_a_file_is_said_to_be_in_the_way(tmp_path: Path, kind: str) -> None:
+def test_a_lock_that_is_not_a_file_is_put_aside(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ".looplab" / "toy.lock"
     path.parent.mkdir()
     os.mkfifo(path) if kind == "pipe" else path.mkdir()

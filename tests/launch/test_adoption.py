@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from looplab.launch import supervisor
+from looplab.launch import procfs, supervisor
 from looplab.launch.base import Ended, Rejected, Slot, Started
 from looplab.launch.local import LocalExecutor, find_by_mark, is_alive
 
@@ -77,9 +77,35 @@ def test_a_run_that_ended_after_its_engine_was_killed_is_reported_at_once(harnes
     harness.engine(harness.spec(harness.python(GATED, go, 7))).kill()
     go.touch()
     harness.file("exit.json")
+    harness.until(lambda: not supervisor.is_locked(str(harness.folder / "r1")))
     executor = harness.executor()
     assert executor.adopt("r1", harness.folder / "r1")
     assert [(e.run_id, e.exit.code) for e in executor.poll(0.0)] == [("r1", 7)]
+
+
+@pytest.mark.parametrize("forged", ["exit.json", "exit.json process.json"])
+@pytest.mark.parametrize("adopted", ["before", "after"])
+def test_an_exit_that_the_trainer_wrote_is_not_believed_before_the_supervisor_has_written(
+    harness: Harness, forged: str, adopted: str
+) -> None:
+    go = harness.folder / "go"
+    engine = harness.engine(harness.spec(harness.python(GATED, go, 7)))
+    harness.file("process.json")
+    supervisor_pid = harness.supervisor_of(engine.pids["r1"])
+    engine.kill()
+    for name in forged.split():
+        (harness.folder / "r1" / name).write_text('{"code": 77}')
+    os.kill(supervisor_pid, signal.SIGSTOP)
+    executor = harness.executor()
+    if adopted == "before":
+        assert executor.adopt("r1", harness.folder / "r1")
+    go.touch()
+    harness.until(lambda: procfs.is_zombie(engine.pids["r1"]))
+    if adopted == "after":
+        assert executor.adopt("r1", harness.folder / "r1")
+    assert not [event for _ in range(5) for event in executor.poll(0.02) if isinstance(event, Ended)]
+    os.kill(supervisor_pid, signal.SIGCONT)
+    assert harness.end(executor).code == 7
 
 
 def test_all_runs_of_a_killed_engine_are_adopted(harness: Harness) -> None:

@@ -89,6 +89,8 @@ class Adopted:
     """When to report a missing `exit.json`; None: the trainer is alive, or it was reported."""
     forged: Exit | None = None
     """An exit recorded while the trainer was still alive: not written by its supervisor, and ignored."""
+    ended_before: bool = False
+    """Whether the trainer had exited before the run was adopted: its supervisor may not have recorded the exit yet."""
 
 
 class Where(StrEnum):
@@ -485,7 +487,7 @@ class LocalExecutor:
         run_dir = Path(os.path.abspath(run_dir))
         record_dir = run_dir if record_dir is None else Path(os.path.abspath(record_dir))
         process, ended = read_process(record_dir, attempt), read_exit(record_dir, attempt)
-        if ended is not None and not is_running(run_dir, record_dir):
+        if ended is not None and not is_running(run_dir, record_dir) and not supervisor.is_locked(str(record_dir)):
             self._end(run_id, ended)
             return True
         if not os.path.lexists(record_dir / claim_name(attempt)):
@@ -673,6 +675,7 @@ class LocalExecutor:
                 self._on_trainer_exit(run_id)
         adopted.check_supervisor_at = now + EXIT_FILE_DELAY_S
         if adopted.pidfd < 0:
+            adopted.ended_before = True
             adopted.overdue_at = now + OVERDUE_S
         if run_id in self._stops:
             self._signal(adopted, signal.SIGTERM)
@@ -701,7 +704,12 @@ class LocalExecutor:
         now = time.monotonic()
         for run_id, (run_dir, record_dir, attempt, deadline) in list(self._unidentified.items()):
             process = read_process(record_dir, attempt)
-            if process is None and read_exit(record_dir, attempt) and not find_by_mark(run_dir, record_dir):
+            if (
+                process is None
+                and read_exit(record_dir, attempt)
+                and not find_by_mark(run_dir, record_dir)
+                and not supervisor.is_locked(str(record_dir))
+            ):
                 process = _describe_process(0)
             if process is None and now > deadline:
                 process = _describe_process(next(iter(find_by_mark(run_dir, record_dir)), 0))
@@ -762,6 +770,8 @@ class LocalExecutor:
 
     @staticmethod
     def _read_genuine_exit(adopted: Adopted) -> Exit | None:
+        if adopted.ended_before and supervisor.is_locked(str(adopted.record_dir)):
+            return None  # what is there may be the trainer's
         ended = read_exit(adopted.record_dir, adopted.attempt)
         return None if ended == adopted.forged else ended
 

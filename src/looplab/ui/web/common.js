@@ -19,7 +19,7 @@ export function runLink(app, id, text) {
 export function verdictMark(verdict) {
   if (!verdict) return el("span", { class: "muted", text: "–" });
   const shape = SHAPES[VERDICT_SHAPES[verdict] ?? 4];
-  return el("span", { class: `key v-${verdict}` }, icon(`t-${verdict} l-${verdict}`, shape(6, 6, 4)), t(verdict));
+  return el("span", { class: `key nowrap v-${verdict}` }, icon(`t-${verdict} l-${verdict}`, shape(6, 6, 4)), t(verdict));
 }
 
 export function effectText(effect, low, high) {

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.launch.conftest import Stand
+from tests.launch.conftest import Harness
 from tests.loop.small_lab import EngineThread, make_lab, until
 
 from looplab.launch import supervisor
@@ -60,9 +60,9 @@ def test_the_supervisor_measures_a_run_by_the_monotonic_clock(
     )
     monkeypatch.setattr(supervisor, "__file__", str(script))
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
-    stand = Stand(tmp_path, LocalExecutor)
-    end = stand.run(["/bin/sleep", "0.05"])
-    stand.tidy()
+    harness = Harness(tmp_path, LocalExecutor)
+    end = harness.run(["/bin/sleep", "0.05"])
+    harness.tidy()
     assert end.ok
     assert end.started is not None
     assert end.ended is not None
@@ -73,25 +73,25 @@ def test_the_supervisor_measures_a_run_by_the_monotonic_clock(
 def test_an_adopted_run_is_as_old_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """The clock was set between two engines."""
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
-    stand = Stand(tmp_path, LocalExecutor)
-    engine = stand.engine(stand.spec(["/bin/sleep", "600"], timeout=500.0))
-    stand.file("process.json")
+    harness = Harness(tmp_path, LocalExecutor)
+    engine = harness.engine(harness.spec(["/bin/sleep", "600"], timeout=500.0))
+    harness.file("process.json")
     engine.kill()
     monkeypatch.setattr(clock, "_OFFSET", clock._OFFSET + jump)
     monkeypatch.setattr(time, "time", lambda: REAL() + jump)
-    executor = stand.executor()
-    assert executor.adopt("r1", stand.folder / "r1")
-    (event,) = stand.events(executor, bool)
+    executor = harness.executor()
+    assert executor.adopt("r1", harness.folder / "r1")
+    (event,) = harness.events(executor, bool)
     assert isinstance(event, Started)
     assert 0 <= clock.now() - event.at < 600
     assert executor.poll(0.0) == []  # nor is it over its time
     executor.stop("r1", "stop", grace=60)
-    end = stand.end(executor)
+    end = harness.end(executor)
     assert end.reason != "timeout"
     assert end.started is not None
     assert end.ended is not None
     assert 0 <= end.ended - end.started < 600
-    stand.tidy()
+    harness.tidy()
 
 
 def test_no_healthy_run_is_stopped_when_the_clock_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

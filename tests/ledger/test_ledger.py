@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -508,6 +509,37 @@ def test_a_deleted_journal_is_rewritten_and_that_is_recorded(ledger: Ledger, tmp
     assert [link.kind for link in journal_of(ledger.path)] == ["a", "journal rewritten", "b"]
     assert not audit(again, tmp_path).findings
     assert any("the journal was rewritten" in note for note in audit(again, tmp_path).notes)
+
+
+def test_a_head_that_is_not_in_the_journal_yet_is_not_noted(ledger: Ledger, tmp_path: Path) -> None:
+    fill(ledger, [("a", "s", {})])
+    ledger.note_head()
+    noted = ledger.noted_head()
+    with open(ledger.path.with_name("journal.jsonl")) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)  # another process that has committed and is about to append
+        fill(ledger, [("b", "s", {})])
+        ledger.note_head()
+        assert ledger.noted_head() == noted == (1, ledger.hash_of(1))
+        assert not audit(ledger, tmp_path).findings
+    ledger.note_head()
+    assert ledger.noted_head() == ledger.head() == (2, ledger.hash_of(2))
+
+
+def test_events_that_come_while_the_journal_is_compared_are_not_missed_in_it(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(ledger, [("a", "s", {})])
+    ledger.note_head()
+    engine, read = Ledger(ledger.path), Journal.read
+
+    def read_slowly(journal: Journal) -> Iterator[tuple[int, Link | None]]:
+        yield from read(journal)
+        fill(engine, [("b", "s", {})])
+        engine.note_head()
+
+    monkeypatch.setattr(Journal, "read", read_slowly)
+    assert not audit(ledger, tmp_path).findings
+    engine.close()
 
 
 @pytest.mark.parametrize("spoil", ["delete", "replace", "folder", "pipe", "truncate"])

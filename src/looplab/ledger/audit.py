@@ -343,8 +343,8 @@ def _version_rows(replay: EventReplay) -> dict[tuple[int, int], Facts]:
 def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     if ledger.journal is None:
         return
-    head = ledger.head()[0]
-    if head and ledger.noted_head() is None:
+    head, noted = ledger.head()[0], ledger.noted_head()  # before the journal is read: an engine may be writing
+    if head and noted is None:
         if os.path.lexists(ledger.path.with_name(HEAD_FILE)):
             yield Discrepancy(
                 "file", HEAD_FILE, "it does not say where the chain ended; `looplab reindex` writes it again"
@@ -383,7 +383,6 @@ def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
     except (OSError, UntrustedError) as error:
         yield Discrepancy("file", journal.NAME, f"cannot be read: {error}; `looplab reindex` writes it again")
         return
-    noted = ledger.noted_head()
     if noted is not None and expected <= noted[0]:  # it is written before the head is noted
         why = f"events {expected} to {noted[0]} were removed from it; the next write completes it"
         yield Discrepancy("file", journal.NAME, why)

@@ -237,11 +237,11 @@ class Ledger:
             versions.write_table(self, versions.without_forgeries(found))
 
     def close(self) -> None:
-        """Note the head, complete the journal and close the connection."""
-        if self._head is not None:
-            self.note_head()
+        """Complete the journal, note the head and close the connection."""
         if self._unjournalled:
             self._write_journal()
+        if self._head is not None:
+            self.note_head()
         if self.journal is not None:
             self.journal.close()
         self._db.close()
@@ -251,12 +251,24 @@ class Ledger:
         return self._file_id is not None and _file_id(self.path) != self._file_id
 
     def note_head(self) -> None:
-        """Write the head of the chain to a file next to the ledger, so that a lost end is noticed."""
+        """Write the head of the chain to a file next to the ledger, so that a lost end is noticed.
+
+        Only a head that is in the journal is noted: another process may be about to append the events that it has just
+        committed.
+        """
         with contextlib.suppress(OSError, sqlite3.Error):  # a disk that is full or read-only is reported elsewhere
             seq, digest = self.head()
+            if self.journal is not None and not self._is_journalled(seq):
+                self.complete_journal()
+                if not self._is_journalled(seq):
+                    return
             noted = self.noted_head()
             if (noted is None or noted[0] <= seq) and not self.is_replaced():
                 write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
+
+    def _is_journalled(self, seq: int) -> bool:
+        last = self.journal.last() if self.journal is not None else None
+        return last is not None and last[0] >= seq
 
     def noted_head(self) -> tuple[int, str] | None:
         """Return number and hash of the head that was last noted; None if there is none, or it is invalid."""

@@ -484,7 +484,7 @@ def _limit_malloc() -> None:
 class ImpatientProtocol(H11Protocol):
     """Closes connections that have not completed a request for some time; uvicorn waits for it forever."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self.loop.call_later(IDLE_S, self._close_if_idle, None)
 
